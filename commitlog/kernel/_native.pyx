@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, binding=False
-"""The C core for Python: buffers in, numbers out.  What each function does is said in core/*.h.
+"""The C core for Python: takes buffers, returns numbers.  core/*.h describes each function.
 
-The interpreter lock is let go where there is enough to do: handing it over costs more than a short run.
+Long calls release the interpreter lock.  Short ones keep it: handing it over would cost more than the call.
 """
 
 import os
@@ -131,10 +131,10 @@ cdef extern from "core/index_puts.h" nogil:
     int hs_index_put(hs_index*)
     int hs_bus_take()
 
-# From here on the lock is let go: some 10 µs of work.
+# Calls with at least so many bytes release the lock: that is some 10 µs of work.
 cdef enum:
     LONG_BYTES = 64 << 10
-    # So many entries of a queue need no memory of their own: a pull's.
+    # Up to so many entries of a queue fit on the stack, as those of a pull do.
     FEW_ENTRIES = 64
 
 hs_crc_init()
@@ -156,9 +156,9 @@ def crc32(data, uint32_t value=0):
 
 
 def index_enter(entries, int32_t number, slots, int64_t end, int64_t before, int64_t last, int32_t seconds):
-    """Enters the ordinary ones of `entries`, 20 bytes each, in `slots`, an array of 4-byte numbers.
+    """Enters the ordinary ones of `entries`, 20 bytes each, into `slots`, an array of 4-byte numbers.
 
-    (how many, place of the last message but one, place and seconds of the last one)
+    Returns (how many, offset of the last message but one, offset of the last one, its seconds).
     """
     cdef Py_buffer data, numbers
     cdef size_t done = 0
@@ -179,8 +179,8 @@ def index_enter(entries, int32_t number, slots, int64_t end, int64_t before, int
 
 
 def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
-    """Over the whole, ordinary records, bodies summed, of a list of buffers that follow each other in the log,
-    from `position` of the first one on, which is `offset` in the log; how many bytes."""
+    """Scans whole, ordinary records, with their CRCs, in a list of buffers that follow each other in the log.  It
+    begins at `position` of the first buffer, which is at `offset` in the log.  Returns how many bytes."""
     cdef Py_ssize_t count = len(pieces), number, held = 0, size = 0
     cdef size_t done = 0
     cdef uint8_t cut[HS_CUT_BYTES_MAX]
@@ -215,9 +215,9 @@ def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
 
 
 def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, int64_t torn_from):
-    """Over the whole, ordinary records of `view` from `position`, which is `offset` in the log, to `end` at most.
+    """Scans whole, ordinary records of `view` from `position`, which is at `offset` in the log, to `end` at most.
 
-    (place behind the last of them, how many, place of the last or -1)
+    Returns (place behind the last record, how many records, place of the last one or -1).
     """
     cdef Py_buffer buffer
     cdef int64_t count = 0, last = -1
@@ -241,8 +241,9 @@ def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, in
 
 @cython.boundscheck(True)
 def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue_id, offsets):
-    """Behind those entries of `run`, tuples of physical offset, size and more, from number `first` on, whose records
-    in `data`, which is at `start` in the log, are ordinary and sound; with a `topic`, of these queue offsets of it."""
+    """Returns the number behind the last entry of `run`, from number `first` on, whose record is ordinary and sound.
+    An entry is a tuple of physical offset, size and more.  `data` is at `start` in the log.  With a `topic`, a record
+    must also have that topic, `queue_id`, and the queue offset that `offsets` has for it."""
     cdef Py_buffer buffer
     cdef hs_entry few[FEW_ENTRIES]
     cdef hs_entry* entries = few
@@ -261,7 +262,7 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
                 raise MemoryError()
         for number in range(count):
             entry = run[first + number]
-            # Of a named tuple entry[0] would cost ten times as much.
+            # entry[0] of a named tuple would cost ten times as much.
             if not PyTuple_Check(entry) or PyTuple_GET_SIZE(entry) < 2:
                 raise TypeError("an entry is a tuple of physical offset, size and more")
             entries[number].physical_offset = <object>PyTuple_GET_ITEM(entry, 0)
@@ -280,17 +281,18 @@ def sound(data, int64_t start, run, Py_ssize_t first, bytes topic, int64_t queue
     return first + passed
 
 
-# -- pulls: what these are for is said in chosen.py ------------------------------------------------------------
+# -- pulls: commitlog/queues/chosen.py says what these are for -------------------------------------------------
 
 def choose(
     bytes entries not None, int64_t number, int64_t most, int64_t floor, int64_t limit, int64_t odd_from,
     int64_t near_from, int64_t near_bytes, int64_t far_most, int64_t far_bytes, codes, tuple before,
 ):
-    """What a pull takes of `entries`, the first of which is number `number` of its queue.
+    """Chooses what a pull takes of `entries`, the first of which has the queue offset `number`.
 
-    `codes`: a set of tags' codes, at most FEW_ENTRIES, or None.  `before`: (taken, bytes, first, last seen, seen end)
-    of the entries before these.  (that of these and those, how many entries are done with, units that are taken,
-    their numbers, whether the batch is full); None for what the reference is to judge.
+    `codes`: a set of tags codes, or None for all.  `before`: (taken, bytes, first, last seen, seen end) of the entries
+    before these.  Returns (the same tuple with these entries, how many entries are done with, the entries taken, their
+    queue offsets, whether the batch is full).  Returns None if the reference has to judge: more than FEW_ENTRIES codes,
+    or an entry that is not ordinary.
     """
     cdef int32_t few[FEW_ENTRIES]
     cdef hs_pull_rules rules
@@ -328,8 +330,8 @@ def choose(
 
 
 def gather(int fd, int64_t base, bytes units not None):
-    """The records of the entries `units`, one behind the other, out of a file whose first byte is `base` in the log;
-    None if they do not rise, or not all of them could be read."""
+    """Reads the records of the entries `units`, one behind the other, from a file whose first byte is at `base` in the
+    log.  Returns None if the entries do not ascend, or not all records could be read."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
     cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
     cdef size_t size = hs_units_bytes(entries, count, base)
@@ -339,14 +341,14 @@ def gather(int fd, int64_t base, bytes units not None):
         return None
     data = PyBytes_FromStringAndSize(NULL, size)
     out = <uint8_t*>PyBytes_AS_STRING(data)
-    with nogil:  # it may meet the disk
+    with nogil:  # it may wait for the disk
         well = hs_gather(fd, base, entries, count, out)
     return data if well else None
 
 
 def sound_gathered(bytes data not None, bytes units not None, numbers, bytes topic, int64_t queue_id):
-    """Whether `data` is nothing but the records of the entries `units`, each ordinary and sound; with a `topic`, of
-    these `numbers` of it, an array of 8 bytes each."""
+    """Whether `data` has exactly the records of the entries `units`, each ordinary and sound.  With a `topic`, each
+    must also have that topic, `queue_id`, and its queue offset in `numbers`, an array of 8-byte numbers."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
     cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
     cdef const uint8_t *p = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -373,16 +375,16 @@ def sound_gathered(bytes data not None, bytes units not None, numbers, bytes top
     return <Py_ssize_t>passed == count
 
 
-# -- loops: each of these is said in loops.py -----------------------------------------------------------------
+# -- loops: loops.py describes each of these -------------------------------------------------------------------
 
-# They let the lock go always: who calls them has windows of a log, or thousands of texts.
+# They always release the lock: their callers have windows of a log, or thousands of texts.
 
-# With it nobody knows beforehand which texts fall into one slot of a table.
+# It is secret, so nobody can prepare texts that all fall into one slot of a table.
 cdef uint64_t SEED = int.from_bytes(os.urandom(8), "little")
 
 
 cdef int hold(Py_buffer *views, tuple arrays, int read_only) except -1:
-    """Views of all of them or of none; the first `read_only` are only read."""
+    """Gets views of all arrays, or of none; the first `read_only` of them are read-only."""
     cdef int held = 0
     try:
         for array in arrays:
@@ -401,7 +403,7 @@ cdef void release(Py_buffer *views, int held) noexcept:
 
 
 cdef int check_rows(Py_buffer *views, int first, int end, Py_ssize_t row_bytes, Py_ssize_t rows) except -1:
-    """Raises ValueError unless each of these views has so many rows."""
+    """Raises ValueError unless each view from `first` to `end` has `rows` rows."""
     cdef int number
     for number in range(first, end):
         if views[number].len != row_bytes * rows:
@@ -551,7 +553,7 @@ def split(data, begins, ends, pieces):
 
 
 cdef class Lanes:
-    """As dispatching.Lanes, which says what each method does."""
+    """The native twin of dispatching.Lanes, which describes each method."""
 
     cdef hs_dispatch dispatch
     cdef list owners
@@ -568,7 +570,7 @@ cdef class Lanes:
         return self.dispatch.lane_count
 
     cdef _own_met(self):
-        """Lanes that were met belong to (topic, queue id)."""
+        """Gives lanes that were met their owner: (topic, queue id)."""
         cdef uint32_t number
         cdef hs_lane *lane
         for number in range(<uint32_t>len(self.owners), self.dispatch.lane_count):
@@ -641,7 +643,8 @@ cdef class Lanes:
 
 
 def write_all(list writes):
-    """Writes each (descriptor, bytes, offset), in their order; how many are whole, and the errno of the next or 0."""
+    """Makes writes of (descriptor, bytes, offset), in order.  Returns how many are complete, and the errno of the next
+    one, or 0."""
     cdef Py_ssize_t count = len(writes), i
     cdef size_t done = 0
     cdef int error = 0
@@ -669,11 +672,11 @@ def write_all(list writes):
 
 
 def index_put(mapped, puts, int64_t slots, int64_t entries, tuple header):
-    """Enters as many of `puts`, as INDEX_PUT packs them, as the mapped index file of so many slots and entries has
-    room for, and writes its header.
+    """Enters `puts`, packed by INDEX_PUT, into a mapped index file with so many slots and entries, as far as there is
+    room, and writes the file's header.
 
-    `header`: begin and end ms, begin and end offset, used slots, next entry.  That header afterwards, and whether
-    all went well: if the disk failed under the mapping, it is true of what came before.
+    `header`: begin and end ms, begin and end offset, used slots, next entry.  Returns the header afterwards, and
+    whether all went well.  If the disk failed under the mapping, the header is right for the puts before the failure.
     """
     cdef Py_buffer target, source
     cdef hs_index index

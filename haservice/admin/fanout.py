@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from haservice.admin.calls import Broker
+from haservice.admin.calls import Admin, Broker
 from haservice.errors import RemotingError
 from haservice.terminal.explain import explain
 from haservice.terminal.output import echo, shown_addr, to_json
@@ -50,6 +50,16 @@ def tell_each(
         echo(to_json({**facts, places: done, **({"failures": failures} if failures else {})}))
     if failures:
         sys.exit(1)
+
+
+def say_none_registered(admin: Admin, output_format: str) -> None:
+    """Says on standard error why a list of brokers or topics is empty; JSON is for programs, and stays alone."""
+    if output_format == "table":
+        places = ";".join(map(shown_addr, admin.nameservers))
+        echo(
+            f"no broker is registered at nameserver {places}: is a broker running whose namesrvAddr names it?",
+            err=True,
+        )
 
 
 def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> None:

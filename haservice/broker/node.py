@@ -58,6 +58,7 @@ from haservice.broker.roles.peer_repair import Repairer
 from haservice.broker.roles.startup import Following, OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.send import native
 from haservice.broker.services import (
+    check_ports,
     durability_of,
     ha_samples_of,
     registration_of,
@@ -216,6 +217,7 @@ class BrokerNode:
         self.config = self.live.config = self.startup.config
         self._is_slave = self.config.broker.role.is_slave
         self.store = self._open_store()
+        check_ports(self.config, self.security)
         opened = self.startup.open(self.store)
         if isinstance(opened, str):
             self._turn(opened)

@@ -19,8 +19,9 @@ from haservice.broker.send.durability import Durability, Wait
 from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.client import RemotingClient
-from haservice.remoting.server import Listener, RemotingServer
+from haservice.remoting.server import Listener, RemotingServer, check_listeners
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.master.accept import check_doors, doors_of
 from haservice.replication.master.greeter import Greets
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.service import HAService
@@ -30,21 +31,38 @@ from haservice.replication.wire.greeting import Facts, Outcome
 from haservice.replication.wire.hello import SlaveHello
 
 
+def check_ports(config: NodeConfig, security: Security) -> None:
+    """Raises ConfigError or OSError, as the start of a port's owner would, for a port that is taken.
+
+    The node calls it before it decides on its role: whoever starts a broker with a copy of another one's file
+    reads of the taken port, not of a lineage that cannot be right.
+    """
+    check_listeners(_listeners_of(config, security, {}, {}))
+    if not config.broker.role.is_slave:
+        check_doors(
+            config.remoting.bind_address, doors_of(config.replication.listen_port, 0, 0, security.doors)
+        )
+
+
 def server_of(
     config: NodeConfig, security: Security, processors: Processors, vip_processors: Processors
 ) -> RemotingServer:
     """Both ports; the processors are filled in later."""
+    listeners = _listeners_of(config, security, processors, vip_processors)
+    return RemotingServer(listeners, config.remoting.idle_seconds)
+
+
+def _listeners_of(
+    config: NodeConfig, security: Security, processors: Processors, vip_processors: Processors
+) -> list[Listener]:
     remoting = config.remoting
-    return RemotingServer(
-        [
-            Listener(remoting.bind_address, port, served, key, security.guard, security.tls)
-            for port, served, key in (
-                (remoting.listen_port, processors, "listenPort"),
-                (remoting.vip_port, vip_processors, "listenPort - 2"),
-            )
-        ],
-        remoting.idle_seconds,
-    )
+    return [
+        Listener(remoting.bind_address, port, served, key, security.guard, security.tls)
+        for port, served, key in (
+            (remoting.listen_port, processors, "listenPort"),
+            (remoting.vip_port, vip_processors, "listenPort - 2"),
+        )
+    ]
 
 
 def replication_of(

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from commitlog.kernel.records import parse_message_id
-from haservice.client.errors import ClientClosed, ClientError, TopicUnknown
+from haservice.client.errors import ClientClosed, ClientError, GroupUnknown, RouteUnknown, TopicUnknown
 from haservice.client.message import Received, decode_all
 from haservice.client.options import ClientOptions
 from haservice.client.routes import TopicRoute
@@ -26,6 +26,7 @@ from haservice.remoting.bodies.clients import (
     KVTable,
     MessageQueue,
     SubscriptionGroupConfig,
+    SubscriptionGroupWrapper,
     TopicList,
     TopicRouteData,
     TopicStatsTable,
@@ -125,15 +126,27 @@ class Admin:
     def create_topic(
         self, topic: str, queues: int = 8, *, cluster: str | None = None, perm: int = 6, order: bool = False
     ) -> None:
-        """Makes or changes the topic at every master of the cluster, or of all clusters."""
+        """Makes or changes the topic at every master of the cluster, or of all.  Raises ValueError for 0 queues."""
+        if queues < 1:
+            raise ValueError(
+                f"topic {topic}: queues={queues}, but a topic has at least 1 queue on each broker"
+            )
         header = CreateTopicHeader(topic, "TBW102", queues, queues, perm, order=order)
         for broker in self.masters(cluster):
             self.update_topic(broker.addr, header)
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Deletes the topic and its messages at every master, and at every nameserver."""
-        for broker in self.masters(cluster):
-            self.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
+        """Deletes the topic and its messages at every master, and at every nameserver.
+
+        Raises RouteUnknown if neither masters nor nameserver know the topic; brokers would answer success.
+        """
+        addrs = [broker.addr for broker in self.masters(cluster)]
+        if not any(self._has_topic(addr, topic) for addr in addrs):
+            clusters = sorted({data.cluster for data in self.route(topic).broker_datas})
+            if cluster is not None and cluster not in clusters:
+                raise RouteUnknown(topic, f"is not in cluster {cluster}, but in {', '.join(clusters)}")
+        for addr in addrs:
+            self.tell(addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
         for addr in self.nameservers:
             self.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvHeader(topic, cluster))
 
@@ -203,10 +216,14 @@ class Admin:
             self.tell(broker.addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
 
     def delete_group(self, group: str, *, cluster: str | None = None) -> None:
-        """Deletes the group and its offsets at every master."""
-        for broker in self.masters(cluster):
-            header = DeleteSubscriptionGroupHeader(group, True)
-            self.tell(broker.addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        """Deletes the group and its offsets at every master.
+
+        Raises GroupUnknown if no master has the group; brokers would answer success.
+        """
+        addrs = [broker.addr for broker in self.masters(cluster)]
+        self._check_group(group, addrs)
+        for addr in addrs:
+            self.tell(addr, RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteSubscriptionGroupHeader(group, True))
 
     def progress(self, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
         """How far the group has come in each queue of the topic, and where the queue ends."""
@@ -232,19 +249,40 @@ class Admin:
         """Sends the group to the messages that were stored at this time or later; END skips all there are.
 
         Brokers tell members that are online; for a group that is offline this changes the stored offsets.
+        Raises RouteUnknown, or GroupUnknown if none of the topic's brokers has the group.
         """
-        for data in self.route(topic).broker_datas:
+        datas = self.route(topic).broker_datas
+        for data in datas:
             header = ResetOffsetHeader(topic, group, timestamp_ms, True)
             addr = readable_addr(data)
             try:
                 self.tell(addr, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             except AnswerError as error:
-                # Brokers also answer this if the group has no offset yet in some queue.
+                # Brokers also answer this if the group has no offset yet in some queue, or does not exist.
                 if error.code not in (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.SYSTEM_ERROR):
                     raise
+                if error.code == ResponseCode.SYSTEM_ERROR:
+                    self._check_group(group, [readable_addr(one) for one in datas])
                 self._reset_offline(data, group, topic, timestamp_ms)
                 if error.code == ResponseCode.SYSTEM_ERROR:
                     self._tell_members(addr, header)
+
+    def _has_topic(self, addr: str, topic: str) -> bool:
+        try:
+            self.topic_stats(addr, topic)
+        except AnswerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            return False
+        return True
+
+    def _check_group(self, group: str, addrs: Sequence[str]) -> None:
+        """Raises GroupUnknown unless one of these brokers has the group."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        for addr in addrs:
+            if group in self.ask(addr, code, into=SubscriptionGroupWrapper).subscription_group_table:
+                return
+        raise GroupUnknown(group, addrs)
 
     def _tell_members(self, addr: str, header: ResetOffsetHeader) -> None:
         try:

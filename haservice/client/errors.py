@@ -9,6 +9,7 @@
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
         │   └── TopicUnknown               an admin call's RouteUnknown; an AnswerError, too
+        ├── GroupUnknown               the brokers that were asked have no such consumer group
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
@@ -76,6 +77,18 @@ class TopicUnknown(RouteUnknown, AnswerError):
         self.topic = topic
         self.reason = f"is unknown to nameserver {answer.addr}; mqadmin updateTopic makes one"
         self.args = (f"topic {escaped(topic)} {self.reason}",)
+
+
+class GroupUnknown(ClientError):
+    """None of the brokers at `addrs` has a consumer group of this name."""
+
+    def __init__(self, group: str, addrs: Sequence[str]) -> None:
+        super().__init__(
+            f"consumer group {escaped(group)} is unknown to {', '.join(addrs)}: is the name right?  A consumer's "
+            "first heartbeat makes a group, or `create_group`"
+        )
+        self.group = group
+        self.addrs = tuple(addrs)
 
 
 class Try(NamedTuple):

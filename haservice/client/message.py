@@ -82,6 +82,11 @@ class Message:
                 f"a body of {len(self.body)} bytes to topic {self.topic} is above {body_bytes_max}: split it, "
                 "or raise the broker's maxMessageSize and the producer's max_message_bytes"
             )
+        if self.tags != self.tags.strip() or "||" in self.tags:
+            raise MessageIllegal(
+                f"tags {self.tags!r} of a message to topic {self.topic}: no subscription by tags matches that."
+                "  Give one tag, without `||` and without blanks around it"
+            )
         if self.delay_level < 0:
             raise MessageIllegal(
                 f"delay_level {self.delay_level}: 0 is none, 1 the first of messageDelayLevel"

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", NodeConfig, NameserverConfig)
 
+ROLE_KEYS = frozenset({"brokerRole", "brokerId"})
+
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -117,6 +119,11 @@ class LiveSettings(Generic[C]):
                     f"{key} is a path, an address, a guard or a role: without access control (aclEnable) "
                     "no request changes it. Edit the file and start again."
                 )
+                if key in ROLE_KEYS:
+                    reason += (
+                        " A broker that runs gets another role by mqadmin switchover, or by mqadmin failover"
+                        " after its master has died."
+                    )
                 raise KeyForbidden("request", asked.line_of(key), key, reason)
         self._check_names(asked)
         binder = Binder(Properties({key: Entry(value, 0) for key, value in wanted.items()}, "request"))

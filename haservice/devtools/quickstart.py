@@ -256,4 +256,4 @@ def fail(pair: ScratchPair, reason: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="scripts/quickstart")

@@ -33,7 +33,15 @@ from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
 from haservice.service import Service
 
-__all__ = ["BatchProcessor", "Connection", "Listener", "Outcome", "Processor", "RemotingServer"]
+__all__ = [
+    "BatchProcessor",
+    "Connection",
+    "Listener",
+    "Outcome",
+    "Processor",
+    "RemotingServer",
+    "check_listeners",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -242,6 +250,12 @@ class RemotingServer:
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         logger.error("loop: %s", context.get("message"), exc_info=context.get("exception"))
+
+
+def check_listeners(listeners: Sequence[Listener]) -> None:
+    """Raises ConfigError for a port that a server could not get now."""
+    for sock in _bind(listeners):
+        sock.close()
 
 
 def _bind(listeners: Sequence[Listener]) -> list[socket.socket]:

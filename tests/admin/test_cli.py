@@ -97,6 +97,34 @@ def test_the_second_nameserver_answers_when_the_first_is_down(serve: Serve) -> N
     assert json.loads(run("topicList", "-n", up, "-f", "json").output) == [{"topic": "A"}, {"topic": "B"}]
 
 
+@pytest.mark.parametrize(
+    ("command", "head"),
+    [
+        (("clusterList",), "#Cluster Name"),
+        (("clusterList", "-m"), "#Cluster Name"),
+        (("haStatus",), "#Broker Name"),
+        (("topicList",), ""),
+        (("topicList", "-c"), "#Cluster Name"),
+    ],
+)
+def test_a_nameserver_without_a_broker_is_named(serve: Serve, command: tuple[str, ...], head: str) -> None:
+    addr = serve(
+        {
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: body(TopicList(()).encode()),
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(ClusterInfo({}, {}).encode()),
+        }
+    )
+    result = run(command[0], "-n", addr, *command[1:])
+    assert result.exit_code == 0
+    assert result.stdout.startswith(head)
+    assert len(result.stdout.splitlines()) == (1 if head else 0)
+    assert result.stderr == (
+        f"no broker is registered at nameserver {addr}: is a broker running whose namesrvAddr names it?\n"
+    )
+    as_json = run(command[0], "-n", addr, *command[1:], "-f", "json")
+    assert (as_json.exit_code, json.loads(as_json.stdout), as_json.stderr) == (0, [], "")
+
+
 @pytest.mark.parametrize("addr", ["nonsense", "host:", "host:0", "host:70000", ""])
 def test_what_is_no_address_is_a_usage_error(addr: str) -> None:
     result = run("topicList", "-n", addr)

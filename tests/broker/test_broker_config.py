@@ -335,10 +335,12 @@ def test_without_access_control_nobody_moves_the_broker(
     before = served.file.read_text()
     answer = update(client, addr_of(served.node), line)
     key = line.splitlines()[-1].partition("=")[0]
+    by_command = " A broker that runs gets another role by mqadmin switchover, or by mqadmin failover"
     assert (answer.code, answer.remark) == (
         16,
         f"{key} is a path, an address, a guard or a role: without access control (aclEnable) no request "
-        "changes it. Edit the file and start again.",
+        "changes it. Edit the file and start again."
+        + (f"{by_command} after its master has died." if key in ("brokerRole", "brokerId") else ""),
     )
     assert served.file.read_text() == before
 

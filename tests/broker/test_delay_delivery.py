@@ -24,7 +24,8 @@ from commitlog.store import Store
 from haservice.broker.delay.delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
 from haservice.broker.delay.levels import BATCH_BYTES, BATCH_MESSAGES, due
 from haservice.broker.delay.offsets import TRAIL_MAX, DelayOffsets, Trail, level_bounds
-from haservice.broker.delay.redirect import to_dead_letters, to_schedule
+from haservice.broker.delay.redirect import to_schedule
+from haservice.broker.send.retries import to_dead_letters
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import DelayOffsetWrapper

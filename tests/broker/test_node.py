@@ -434,6 +434,19 @@ def test_a_port_that_is_taken_refuses_the_start_and_leaves_nothing_behind(
     assert start(port=port).store.recovery.clean
 
 
+def test_a_copy_of_a_running_masters_file_hears_of_the_port_and_not_of_epochs(
+    start: Callable[..., BrokerNode], namesrv: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its store is new, so all that it hears from peers is itself, as the master that it never was."""
+    running = start("a", broker={"namesrv_addrs": (namesrv,)})
+    caplog.clear()
+    port = running.config.remoting.listen_port
+    with pytest.raises(ConfigError, match=f"{port}: listenPort: the port is already taken"):
+        start("copy", port=port, broker={"namesrv_addrs": (namesrv,)})
+    assert "epoch" not in caplog.text
+    assert not (running.config.log.root.parent / "copy" / "lineage" / "state.json").exists()
+
+
 def test_a_store_that_another_broker_holds_refuses_the_start(start: Callable[..., BrokerNode]) -> None:
     node = start()
     with pytest.raises(StoreLocked, match=str(node.config.log.root)):

@@ -97,6 +97,16 @@ def test_with_a_name_server_its_word_comes_before_an_address_of_yesterday(tmp_pa
     assert in_role(file, role_in_force(file, None)).replication.master_address == "10.0.0.1:10912"
 
 
+def test_a_command_that_gives_what_the_file_asks_for_counts_as_the_files(tmp_path: Path) -> None:
+    """A slave that was the master for a while: the command stays for its master's address alone."""
+    file = file_of(SLAVE, tmp_path)
+    back = role_in_force(file, command("SLAVE", "SLAVE", file.broker.broker_id, "10.0.0.2:10912"))
+    assert (back.told, back.said) == (("file", ""), "")
+    other_id = role_in_force(file, command("SLAVE", "SLAVE", 7, "10.0.0.2:10912"))
+    assert other_id.told == ("command", other_id.why)
+    assert "by command" in other_id.said
+
+
 def test_no_command_is_kept_for_what_the_file_says_anyway(tmp_path: Path) -> None:
     now = role_in_force(file_of(SLAVE, tmp_path), command("SYNC_MASTER", "SLAVE"))
     assert command_for(SLAVE, 1, now, "back", 5) is None

@@ -19,7 +19,7 @@ from haservice.replication.wire.protocol import (
     TRANSFER_HEADER,
     ReportReader,
     TransferReader,
-    peer_frame,
+    greeting_bytes,
     slave_hello_block,
 )
 from tests.chaos.crash_stories import ROOT
@@ -76,14 +76,14 @@ def _bodies_of(end: int) -> tuple[bytes, bytes, bytes]:
     master = MasterGreeting(_FACTS, "a" * 32, "SYNC_MASTER", FixedLog(0, 3000), lambda: _LINEAGE)
     hello = master.hello()[HEADER_BYTES:]
     said = _slave(end).on_hello(hello)[2 * REPORT.size :]
-    return hello, said, master.answer(said).frame[HEADER_BYTES:]
+    return hello, said, master.answer(said).encoded[HEADER_BYTES:]
 
 
 def _answers(data: bytes) -> object:
     """The master judges what a slave says: accepted are only bytes that it has as well."""
     answer = _master().answer(data)
     said = answer.slave
-    assert answer.frame == peer_frame(VERDICT_OFFSET, answer.verdict.encode())
+    assert answer.encoded == greeting_bytes(VERDICT_OFFSET, answer.verdict.encode())
     assert answer.verdict.accepted == (answer.outcome is Outcome.ACCEPTED)
     if answer.outcome is Outcome.ACCEPTED:
         assert 0 <= said.position <= 3000
@@ -142,10 +142,10 @@ def _peer_frames(data: bytes) -> object:
             space[:count] = piece[at : at + count]
             reader.received(count)
             at += count
-            while (frame := reader.peer_frame()) is not None:
+            while (frame := reader.greeting()) is not None:
                 bodies.append(frame)
     taken = sum(HEADER_BYTES + len(body) for _, body in bodies)
-    assert b"".join(peer_frame(*frame) for frame in bodies) == stream[:taken]
+    assert b"".join(greeting_bytes(*frame) for frame in bodies) == stream[:taken]
     assert all(mark in (HELLO_OFFSET, VERDICT_OFFSET) for mark, _ in bodies)
     return min(len(bodies), 3), reader.is_transfer
 
@@ -164,7 +164,7 @@ def _seeds_of_slaves() -> Sequence[bytes]:
 
 def _seeds_of_masters() -> Sequence[bytes]:
     hello, _, verdict = _bodies_of(2000)
-    frames = peer_frame(HELLO_OFFSET, hello) + peer_frame(VERDICT_OFFSET, verdict)
+    frames = greeting_bytes(HELLO_OFFSET, hello) + greeting_bytes(VERDICT_OFFSET, verdict)
     transfer = TRANSFER_HEADER.pack(0, 5) + b"bytes"
     return [
         b"\0" + frames,

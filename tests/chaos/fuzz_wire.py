@@ -26,7 +26,7 @@ from commitlog.kernel.records import (
 from commitlog.kernel.scan import scan_records
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Step, plan
-from haservice.replication.slave.frame_check import RecordCheck
+from haservice.replication.slave.record_check import RecordCheck
 from haservice.replication.wire.hello import MasterHello, SlaveHello, Verdict, decode_epochs, encode_epochs
 from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,

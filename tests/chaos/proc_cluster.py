@@ -316,7 +316,7 @@ class Cluster:
             node.launch(self.shape)
         for node in self.nodes[1:]:
             await self.booted(node)
-        await self.until(self.is_level, "the cluster is level at its start", 30.0)
+        await self.until(self.is_caught_up, "the cluster is level at its start", 30.0)
 
     async def run(self, node: Node) -> None:
         """Starts a broker; returns when it is up."""
@@ -423,7 +423,7 @@ class Cluster:
         await self.until(there, "there is a master", seconds)
         return found[-1]
 
-    async def is_level(self) -> bool:
+    async def is_caught_up(self) -> bool:
         """One master; every other broker is in sync with it, and holds and has dispatched what it has."""
         said = await self.lineages()
         bodies = [body for body in said.values() if body is not None]

@@ -186,13 +186,13 @@ class Play:
             raise NotSoInTime(f"no OK within {SETTLED_S:g} s of peace\n{await cluster.describe()}") from None
         await asyncio.sleep(self._calm_s)
         await asyncio.gather(traffic.stop_producing(), *(one.stop_producing() for one in further))
-        await cluster.until(cluster.is_level, "every broker is level", SETTLED_S)
+        await cluster.until(cluster.is_caught_up, "every broker is level", SETTLED_S)
         level_s = history.now_s - healed_s
         for one in further:
             with contextlib.suppress(NotSoInTime):  # the checker says what did not come
                 await cluster.until(one.settled, "all that is owed has come", OWED_S)
         await cluster.until(cluster.namesrvs_agree, "the name servers agree", AGREED_S)
-        await cluster.until(cluster.is_level, "every broker is level again", SETTLED_S)
+        await cluster.until(cluster.is_caught_up, "every broker is level again", SETTLED_S)
         return level_s
 
     # -- the end --------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from haservice.replication.slave.actions import (
     Tell,
 )
 from haservice.replication.slave.actions import Rejoin as DoRejoin
-from haservice.replication.slave.frame_check import BadRecord, RecordCheck, first_bytes
+from haservice.replication.slave.record_check import BadRecord, RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.session import REFUSED, SlaveSession
 from haservice.replication.slave.states import State

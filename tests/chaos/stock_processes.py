@@ -188,7 +188,7 @@ class StockCluster(Cluster):
         await self.call(master.addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self.run(slave)
         await self.until(self._slave_knows, "the slave has the topic", PATIENCE_S)
-        await self.until(self.is_level, "the pair is level at its start", PATIENCE_S)
+        await self.until(self.is_caught_up, "the pair is level at its start", PATIENCE_S)
 
     async def _slave_knows(self) -> bool:
         try:
@@ -227,7 +227,7 @@ class StockCluster(Cluster):
     async def namesrvs_agree(self) -> bool:
         return True
 
-    async def is_level(self) -> bool:
+    async def is_caught_up(self) -> bool:
         said = await self.lineages()
         ends = {body.log_end if body is not None else -1 for body in said.values()}
         if len(ends) != 1 or -1 in ends:

@@ -109,7 +109,7 @@ class _Timing:
             await cluster.start()
             for measurement in measurements:
                 for number in range(self._rounds):
-                    await cluster.until(cluster.is_level, "the cluster is level", PATIENCE_S)
+                    await cluster.until(cluster.is_caught_up, "the cluster is level", PATIENCE_S)
                     await measurement(cluster)  # type: ignore[misc]
                     self._report.progress(LAYER, number + 1, self._rounds)
         finally:

@@ -19,11 +19,13 @@ from haservice.client import (
     AsyncProducer,
     ClientError,
     ClientOptions,
+    GroupUnknown,
     Message,
     MessageIllegal,
     Producer,
     Received,
     ReplyTimeout,
+    RouteUnknown,
     SendFailed,
     TransactionState,
 )
@@ -275,6 +277,42 @@ def test_topics_are_made_changed_and_taken_away(admin: Admin) -> None:
     with pytest.raises(AnswerError) as error:
         admin.queues("Made")
     assert error.value.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("queues", [0, -1])
+def test_a_topic_without_a_queue_is_not_made(admin: Admin, queues: int) -> None:
+    with pytest.raises(ValueError, match=f"topic Queueless: queues={queues}, but a topic has at least 1"):
+        admin.create_topic("Queueless", queues)
+    assert "Queueless" not in admin.topics()
+
+
+def test_names_that_nobody_knows_are_refused_and_nothing_is_made_of_them(
+    admin: Admin, producer: Producer, server: ScratchPair
+) -> None:
+    admin.create_topic("Known", 1)
+    producer.send(Message("Known", b"x"))
+    wait_until(lambda: "Known" in admin.topics(), "the nameserver knows the topic")
+    with pytest.raises(RouteUnknown, match="topic Unknown is unknown to nameserver"):
+        admin.delete_topic("Unknown")
+    with pytest.raises(GroupUnknown, match=f"group unknown is unknown to {server.master_addr}") as error:
+        admin.delete_group("unknown")
+    assert (error.value.group, error.value.addrs) == ("unknown", (server.master_addr,))
+    with pytest.raises(RouteUnknown, match="topic Unknown is unknown to nameserver"):
+        admin.reset_offsets("counting", "Unknown")
+    with pytest.raises(GroupUnknown, match="first heartbeat makes a group, or `create_group`"):
+        admin.reset_offsets("unknown", "Known")
+    assert admin.lag("unknown", "Known") == 1
+
+
+def test_a_topic_is_deleted_as_soon_as_it_is_made_and_again_is_an_error(admin: Admin) -> None:
+    admin.create_topic("Brief")
+    admin.delete_topic("Brief")
+    with pytest.raises(RouteUnknown, match="topic Brief is unknown"):
+        admin.delete_topic("Brief")
+    admin.create_group("brief")
+    admin.delete_group("brief")
+    with pytest.raises(GroupUnknown):
+        admin.delete_group("brief")
 
 
 def test_offsets_lag_and_resets(admin: Admin, producer: Producer, server: ScratchPair) -> None:

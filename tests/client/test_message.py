@@ -31,6 +31,9 @@ LIMITS = SendLimits()
         (Message("T", b"x", properties={"a": ""}), "may be empty"),
         (Message("T", b"x", properties={"a": "1\x02"}), "U\\+0001 and U\\+0002"),
         (Message("T", b"x", tags="a\x01b"), "TAGS"),
+        (Message("T", b"x", tags=" a"), "no subscription by tags matches"),
+        (Message("T", b"x", tags="a\n"), r"tags 'a\\n' of a message to topic T"),
+        (Message("T", b"x", tags="a || b"), "Give one tag, without `||`"),
         (Message("T", b"x", properties={"a": "x" * 40000}), "above 32767"),
     ],
 )

@@ -58,7 +58,7 @@ def start_with_topic(pair: ScratchPair, admin: Admin) -> None:
     """The whole pair; the topic is there before the slave, which copies topics when it starts."""
     start_master_with_topic(pair, admin)
     pair.start_slave()
-    wait_level(pair, admin)
+    wait_caught_up(pair, admin)
     wait_until(lambda: knows_topic(admin, pair.slave_addr), "the slave knows the topic")
 
 
@@ -80,7 +80,7 @@ def log_end(admin: Admin, addr: str) -> int:
     return int(admin.runtime_info(addr)["commitLogMaxOffset"])
 
 
-def is_level(pair: ScratchPair, admin: Admin) -> bool:
+def is_caught_up(pair: ScratchPair, admin: Admin) -> bool:
     """One slave is in sync and holds, dispatched, all that the master holds."""
     status = admin.ha_status(pair.master_addr)
     assert status is not None
@@ -92,8 +92,8 @@ def is_level(pair: ScratchPair, admin: Admin) -> bool:
     )
 
 
-def wait_level(pair: ScratchPair, admin: Admin, seconds: float = PATIENCE_S) -> None:
-    wait_until(lambda: is_level(pair, admin), "the slave is level with its master", seconds)
+def wait_caught_up(pair: ScratchPair, admin: Admin, seconds: float = PATIENCE_S) -> None:
+    wait_until(lambda: is_caught_up(pair, admin), "the slave is level with its master", seconds)
 
 
 def follows(admin: Admin, master: str, slave: str) -> bool:

@@ -25,7 +25,7 @@ from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.cluster.mixed import BODY_BYTES_MAX, QUEUES, TOPICS, Mark, Mixture, Outcome, Request, send
-from tests.cluster.support import is_level, log_end
+from tests.cluster.support import is_caught_up, log_end
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -59,7 +59,7 @@ def test_both_stores_are_equal_after_everything(scratch: Path) -> None:
         assert outcome.statuses.total() == outcome.stored.total() == COUNT
         assert outcome.statuses["SEND_OK"] > COUNT // 4
         assert outcome.statuses["SLAVE_NOT_AVAILABLE"] > 5_000
-        wait_until(lambda: is_level(pair, admin), "the slave is level with its master")
+        wait_until(lambda: is_caught_up(pair, admin), "the slave is level with its master")
         end = log_end(admin, pair.master_addr)
         assert end > 5 * SEGMENT_BYTES
         for name in ("broker-a-s", "broker-a"):

@@ -30,7 +30,7 @@ from tests.cluster.support import (
     send,
     send_ok,
     start_with_topic,
-    wait_level,
+    wait_caught_up,
 )
 from tests.support.waiting import wait_until
 
@@ -74,7 +74,7 @@ def test_the_master_dies_and_consumers_read_on_from_the_slave(pair: ScratchPair,
     assert {consumer.consume() for consumer in consumers} == {pair.master_addr}
     send_ok(pair.master_addr, numbered(500, 1000))
     if pair.role == "ASYNC_MASTER":
-        wait_level(pair, ask)  # what an ASYNC_MASTER answers OK is on the slave only once the lag is 0
+        wait_caught_up(pair, ask)  # what an ASYNC_MASTER answers OK is on the slave only once the lag is 0
 
     pair.processes["broker-a"].kill()
     wait_until(lambda: brokers_in_route(ask) == {1: pair.slave_addr}, "the route names only the slave")
@@ -128,16 +128,16 @@ def test_the_master_comes_back_and_the_pair_is_level_again(pair: ScratchPair, ad
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 600))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     pair.processes["broker-a"].kill()
     wait_until(lambda: brokers_in_route(ask) == {1: pair.slave_addr}, "the route names only the slave")
 
     pair.start_master()
     wait_until(lambda: 0 in brokers_in_route(ask), "the master is in the route again")
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
 
     send_ok(pair.master_addr, numbered(600, 1200))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     for addr in (pair.master_addr, pair.slave_addr):
         assert read(ask, addr) == numbered(0, 1200)
     assert_equal_logs(pair, ask, pair.slave_addr)
@@ -155,7 +155,7 @@ def test_the_slave_dies_and_catches_up_when_it_is_back(pair: ScratchPair, admin:
         assert statuses <= {"SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"}
 
     pair.start_slave()
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     assert read(ask, pair.slave_addr) == numbered(0, 900)
     assert_equal_logs(pair, ask, pair.slave_addr)
 
@@ -169,7 +169,7 @@ def test_a_frozen_slave_costs_answers_but_no_message(make_pair: MakePair, admin:
         statuses = Counter(one.status for one in send(pair.master_addr, numbered(100, 200)))
     assert statuses.keys() <= {"FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"}
     assert statuses["FLUSH_SLAVE_TIMEOUT"] > 0
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     send_ok(pair.master_addr, numbered(200, 300))
     assert read(ask, pair.slave_addr) == numbered(0, 300)
 
@@ -178,7 +178,7 @@ def test_the_slave_is_made_the_new_master_by_its_properties_file(pair: ScratchPa
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 700))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     pair.processes["broker-a"].kill()
 
     assert pair.processes["broker-a-s"].stop() == 0

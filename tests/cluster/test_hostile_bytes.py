@@ -32,7 +32,7 @@ from haservice.remoting.headers.clients import (
     TopicHeader,
     UpdateConsumerOffsetHeader,
 )
-from tests.cluster.support import SETTINGS, TOPIC, assert_equal_logs, read, start_with_topic, wait_level
+from tests.cluster.support import SETTINGS, TOPIC, assert_equal_logs, read, start_with_topic, wait_caught_up
 from tests.support.remoting import Peer, frame
 from tests.support.waiting import wait_until
 
@@ -466,7 +466,7 @@ def test_at_the_end_both_logs_are_equal_and_the_neighbour_has_all(town: Town) ->
     town.neighbour.goes_on()
     town.neighbour.stop()
     assert town.neighbour.complaints == []
-    wait_level(town.pair, town.admin)
+    wait_caught_up(town.pair, town.admin)
     assert_equal_logs(town.pair, town.admin, town.pair.slave_addr)
     on_slave = read(town.admin, town.pair.slave_addr)
     assert [body for body in on_slave if body.startswith(b"from the neighbour")] == town.neighbour.bodies

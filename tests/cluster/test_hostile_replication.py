@@ -34,7 +34,7 @@ from tests.cluster.support import (
     send_ok,
     start_master_with_topic,
     start_with_topic,
-    wait_level,
+    wait_caught_up,
 )
 from tests.support.replication import MasterEnd, ScriptedMaster, ScriptedSlave
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -112,7 +112,7 @@ def test_a_slave_that_acks_nothing_keeps_no_send_from_its_answer(make_pair: Make
     wait_until(lambda: statuses(pair, 40, 60) == {"SLAVE_NOT_AVAILABLE"}, "it is given up")
     # A real slave is welcome as ever.
     pair.start_slave()
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     send_ok(pair.master_addr, numbered(60, 80))
 
 
@@ -164,9 +164,9 @@ def test_a_conversation_that_is_played_back_proves_nothing(make_pair: MakePair, 
     start_master_with_topic(pair, ask)
     with Recorder(pair.ha_port()) as recorder:
         pair.start_slave(haMasterAddress=f"127.0.0.1:{recorder.port}")
-        wait_level(pair, ask)
+        wait_caught_up(pair, ask)
         send_ok(pair.master_addr, numbered(0, 60))
-        wait_level(pair, ask)
+        wait_caught_up(pair, ask)
         pair.processes["broker-a-s"].kill()
         said = recorder.said
     assert len(said) > 24, "it has greeted, and reported"
@@ -250,7 +250,7 @@ def test_a_thousand_strangers_do_not_touch_the_slave_at_work(
         for one in crowd:
             one.close()
     send_ok(pair.master_addr, numbered(200, 300))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     assert link_of(pair, ask) == slave_link, "the same connection, all the time"
     wait_until(lambda: census(master.pid) == before, "threads and descriptors are back")
 
@@ -406,7 +406,7 @@ def test_hellos_of_a_fake_master_move_nothing(make_pair: MakePair, admin: Ask) -
     start_with_topic(pair, ask)
     before = numbered(0, 50)
     send_ok(pair.master_addr, before)
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     end = log_end(ask, pair.slave_addr)
     pair.processes["broker-a-s"].stop()
     pair.processes["broker-a"].kill()

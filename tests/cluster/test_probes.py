@@ -19,7 +19,15 @@ from haservice.admin.calls import Admin
 from haservice.client.raw_sends import Outgoing, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.command import encode
-from tests.cluster.support import TOPIC, is_level, numbered, read, send_ok, start_with_topic, wait_level
+from tests.cluster.support import (
+    TOPIC,
+    is_caught_up,
+    numbered,
+    read,
+    send_ok,
+    start_with_topic,
+    wait_caught_up,
+)
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -105,7 +113,7 @@ def test_ten_thousand_probes_leave_nothing_behind(
     }
     process = psutil.Process(pair.processes["broker-a"].pid)
     send_ok(pair.master_addr, numbered(0, 200))
-    wait_until(lambda: is_level(pair, ask), "the slave is level")
+    wait_until(lambda: is_caught_up(pair, ask), "the slave is level")
     served = slaves(pair, ask)
     assert len(served) == 1
     probe(ports, WARM_UP)
@@ -123,5 +131,5 @@ def test_ten_thousand_probes_leave_nothing_behind(
     # The last of them may have been accepted only now.
     wait_until(lambda: slaves(pair, ask) == served, "the slave is there, on its old connection, and alone")
     send_ok(pair.master_addr, numbered(200, 400))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     assert read(ask, pair.slave_addr) == numbered(0, 400)

@@ -87,6 +87,14 @@ def test_an_empty_file_is_refused_with_a_sentence(run: type[Run], tmp_path: Path
     assert "Traceback" not in done.text()
 
 
+def test_a_file_that_is_not_there_is_a_usage_error_of_the_script(run: type[Run]) -> None:
+    done = run("/nonexist")
+    assert done.popen.wait(20) == 2
+    assert done.text().startswith("Usage: scripts/quickstart [OPTIONS] [FILE]\n")
+    assert "Try 'scripts/quickstart --help' for help." in done.text()
+    assert "File '/nonexist' does not exist." in done.text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_half_way_it_leaves_no_process_and_no_file(
     run: type[Run], tmp_path: Path, number: signal.Signals

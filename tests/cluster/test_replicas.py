@@ -15,7 +15,16 @@ from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody
 from tests.admin.asking import run
-from tests.cluster.support import Ask, MakePair, frozen, numbered, read, send_ok, start_with_topic, wait_level
+from tests.cluster.support import (
+    Ask,
+    MakePair,
+    frozen,
+    numbered,
+    read,
+    send_ok,
+    start_with_topic,
+    wait_caught_up,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -72,7 +81,7 @@ def test_a_silent_slave_that_acknowledged_alone_is_not_passed_over_without_force
     ask = admin(pair)
     third = start_three(pair, ask)
     send_ok(pair.master_addr, numbered(0, 50))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     kill(pair, "broker-a-s")
     send_ok(pair.master_addr, numbered(50, 150))
     kill(pair, "broker-a", THIRD)
@@ -239,7 +248,7 @@ def test_a_frozen_slave_is_stopped_first_and_a_dead_master_was_seen_when_it_was_
     assert epochs[1000].endswith("nothing was written in it")
     before_ms = wall_clock_ms()
     send_ok(pair.master_addr, numbered(0, 20))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     kill(pair, "broker-a")
     done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
     seen = {row["brokerAddr"]: row["lastSeenMs"] for row in done["before"]}

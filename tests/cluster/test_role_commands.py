@@ -22,7 +22,7 @@ from tests.cluster.support import (
     read,
     send_ok,
     start_with_topic,
-    wait_level,
+    wait_caught_up,
 )
 from tests.support.waiting import wait_until
 
@@ -55,7 +55,9 @@ def test_a_planned_switchover_and_back(make_pair: MakePair, admin: Ask) -> None:
 
     back = typed(pair, "switchover", "-b", "broker-a", "--to", pair.master_addr, "--yes")
     assert (back["newMaster"], back["epoch"]) == (pair.master_addr, 2000)
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
+    assert {row["roleFrom"] for row in typed(pair, "haStatus")} == {"file"}
+    assert "by command" not in run("haStatus", "-n", pair.namesrv_addr).stdout
     assert [(number, addr) for number, addr, _ in epochs(pair)] == [
         (1, pair.master_addr),
         (1000, pair.slave_addr),
@@ -135,7 +137,7 @@ def test_a_failover_to_a_slave_that_heard_nothing_of_the_master_wants_force(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     pair.processes["broker-a-s"].kill()
     send_ok(pair.master_addr, numbered(100, 150))
     pair.processes["broker-a"].kill()
@@ -159,7 +161,7 @@ def test_a_slave_that_was_started_again_still_knows_how_far_its_sync_master_was(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     pair.processes["broker-a"].kill()
     assert pair.processes["broker-a-s"].stop() == 0
     pair.start_slave()
@@ -176,7 +178,7 @@ def test_a_nameserver_knows_of_an_epoch_that_nobody_else_has_heard_of(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     typed(pair, "switchover", "-b", "broker-a", "--yes")
     wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     pair.processes["broker-a"].kill()
@@ -203,7 +205,7 @@ def test_a_slave_is_built_anew(make_pair: MakePair, admin: Ask, discard: bool) -
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 300))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     refused = run("reinit", "-b", pair.master_addr, "--yes")
     assert refused.exit_code == 1
     arguments = ("--discard",) if discard else ()
@@ -215,7 +217,7 @@ def test_a_slave_is_built_anew(make_pair: MakePair, admin: Ask, discard: bool) -
         not discard,
         log_end(ask, pair.master_addr),
     )
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     assert_equal_logs(pair, ask, pair.master_addr)
     assert bool(list((pair.store("broker-a-s") / "cut").glob("reinit-*"))) is not discard
     pair.processes["broker-a"].kill()
@@ -231,7 +233,7 @@ def test_a_slave_with_the_only_sound_copy_does_not_give_it_up(make_pair: MakePai
     start_with_topic(pair, ask)
     bodies = [b"%d" % number + b"." * 4000 for number in range(60)]
     send_ok(pair.master_addr, bodies)
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     first = sorted((pair.store("broker-a") / "commitlog").iterdir())[0]
     at = first.read_bytes().index(bodies[7])
     with first.open("r+b") as file:
@@ -244,6 +246,6 @@ def test_a_slave_with_the_only_sound_copy_does_not_give_it_up(make_pair: MakePai
     wait_until(lambda: first.read_bytes()[at : at + 1] == b"7", "the master has its byte back")
     wait_until(lambda: not ask.runtime_info(pair.master_addr)["damagedRanges"], "it is sound again")
     assert typed(pair, "reinit", "-b", pair.slave_addr, "--discard", "--yes")["complete"]
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     assert sorted(read(ask, pair.slave_addr)) == sorted(bodies)
     assert_equal_logs(pair, ask, pair.master_addr)

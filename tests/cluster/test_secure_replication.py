@@ -23,7 +23,7 @@ from tests.cluster.support import (
     send,
     send_ok,
     start_master_with_topic,
-    wait_level,
+    wait_caught_up,
 )
 from tests.support.certificates import certificates, signed
 from tests.support.replication import ScriptedMaster, ScriptedSlave
@@ -73,9 +73,9 @@ def test_a_pair_replicates_over_tls_alone(make_pair: MakePair, admin: Ask) -> No
     ask = admin(pair)
     start_master(pair, ask)
     start_slave(pair)
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     send_ok(pair.master_addr, numbered(0, 3000))  # more than one segment
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     wait_until(lambda: read(ask, pair.slave_addr) == numbered(0, 3000), "all of it is there")
     assert_equal_logs(pair, ask, pair.slave_addr)
     assert says(pair, "broker-a", "(broker-a-s)"), "the master tells whose certificate it saw"
@@ -152,7 +152,7 @@ def test_a_plain_slave_beside_secure_ones_is_as_ever(make_pair: MakePair, admin:
     ask = admin(pair)
     start_master(pair, ask, haPlainPort="true")
     pair.start_slave()
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     send_ok(pair.master_addr, numbered(0, 50))
 
 
@@ -170,7 +170,7 @@ def test_certificates_are_renewed_under_a_running_link(
     put("spring")
     start_master(pair, ask)
     start_slave(pair, **shows(cert, key, certificates().root))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     put("autumn")
     wait_until(lambda: says(pair, "broker-a-s", "read again"), "the slave has found them")
     send_ok(pair.master_addr, numbered(0, 50))
@@ -180,7 +180,7 @@ def test_certificates_are_renewed_under_a_running_link(
     pair.processes["broker-a"].kill()
     pair.start_master(**of_the_cluster("broker-a"), haPlainPort="false", haSecurePort=str(secure_port(pair)))
     wait_until(lambda: says(pair, "broker-a", "secure link", "(autumn)"), "the new one is shown")
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
 
 
 def test_a_broker_that_could_not_replicate_does_not_start(make_pair: MakePair, tmp_path: Path) -> None:

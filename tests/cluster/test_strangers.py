@@ -18,7 +18,7 @@ from tests.cluster.support import (
     numbered,
     send_ok,
     start_with_topic,
-    wait_level,
+    wait_caught_up,
 )
 from tests.cluster.test_role_commands import typed
 from tests.support.waiting import wait_until
@@ -47,7 +47,7 @@ def test_a_stranger_takes_the_route_while_he_is_there_and_nothing_else(
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     both = {0: pair.master_addr, 1: pair.slave_addr}
     wait_until(lambda: addrs(ask) == both, "both are in the route")
     slave = pair.processes["broker-a-s"]
@@ -71,7 +71,7 @@ def test_a_deposed_master_is_kept_out_while_its_successor_is_away(make_pair: Mak
     ask = admin(pair)
     start_with_topic(pair, ask)
     send_ok(pair.master_addr, numbered(0, 100))
-    wait_level(pair, ask)
+    wait_caught_up(pair, ask)
     pair.processes["broker-a"].kill()
     done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
     assert (done["newMaster"], done["epoch"]) == (pair.slave_addr, 1000)

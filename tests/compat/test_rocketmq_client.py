@@ -21,7 +21,7 @@ import pytest
 from haservice.admin.calls import Admin
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.codes import RequestCode
-from tests.cluster.support import SETTINGS, TOPIC, is_level, start_with_topic
+from tests.cluster.support import SETTINGS, TOPIC, is_caught_up, start_with_topic
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -92,7 +92,7 @@ def test_it_sends_to_a_sync_master_and_reads_all_from_master_and_slave(tmp_path:
 def test_a_topic_that_nobody_made_is_made_by_its_first_message_on_both(tmp_path: Path) -> None:
     with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
         pair.start()
-        wait_until(lambda: is_level(pair, admin), "the slave is in sync")
+        wait_until(lambda: is_caught_up(pair, admin), "the slave is in sync")
         sent = [message(number) for number in range(20)]
         assert {answer["status"] for answer in peer(pair, "send", "Unheard_of", lines=sent)} == {"OK"}
         wait_until(lambda: "Unheard_of" in admin.topics(), "the name server knows the topic")

@@ -45,7 +45,7 @@ class MixedPair:
         self.start(self.master)
         self.create_topic(topic, queues)
         self.start(self.slave)
-        wait_until(self.is_level, "the slave is level with its master", PATIENCE_S)
+        wait_until(self.is_caught_up, "the slave is level with its master", PATIENCE_S)
         wait_until(lambda: self.has_topic(self.slave, topic), "the slave has the topic", PATIENCE_S)
 
     def create_topic(self, topic: str, queues: int) -> None:
@@ -70,7 +70,7 @@ class MixedPair:
         wait_until(is_told, f"{at.name} tells the end of its log")
         return int(told[0])
 
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """The slave holds, and has dispatched, all that the master holds, and reports so."""
         try:
             return (
@@ -105,7 +105,7 @@ class MixedPair:
         return sent
 
     def assert_equal_logs(self) -> None:
-        wait_until(self.is_level, "the slave is level with its master", PATIENCE_S)
+        wait_until(self.is_caught_up, "the slave is level with its master", PATIENCE_S)
         end = self.end(self.master)
         assert end > 0
         assert logs_equal(self.master.root, self.slave.root, end)

@@ -60,7 +60,7 @@ def test_an_async_master_and_a_slave_killed_amid_the_flow(
     pair = make_pair(kinds=kinds, role="ASYNC_MASTER", **SETTINGS)
     pair.start_with_topic(TOPIC, QUEUES)
     assert send(pair.master.addr, TOPIC, QUEUES, numbered(0, 400)) == {"SEND_OK": 400}
-    wait_until(pair.is_level, "the slave is level", PATIENCE_S)
+    wait_until(pair.is_caught_up, "the slave is level", PATIENCE_S)
     pair.slave.kill()
     assert send(pair.master.addr, TOPIC, QUEUES, numbered(400, 1600)) == {"SEND_OK": 1200}
     assert pair.end(pair.master) > 3 * SEGMENT_BYTES
@@ -86,11 +86,11 @@ def test_a_slave_that_joins_late_has_the_last_segment_and_proves_what_comes_then
     end_before = pair.end(pair.master)
     pair.start(pair.slave)
     # Nothing is sent until it has come, for the last segment is that of the moment.
-    wait_until(pair.is_level, "the slave is level", PATIENCE_S)
+    wait_until(pair.is_caught_up, "the slave is level", PATIENCE_S)
     pair.wait_proven(TOPIC)
     assert send(pair.master.addr, TOPIC, QUEUES, numbered(1200, 1500)) == {"SEND_OK": 300}
 
-    wait_until(pair.is_level, "the slave is level", PATIENCE_S)
+    wait_until(pair.is_caught_up, "the slave is level", PATIENCE_S)
     end = pair.end(pair.master)
     begin = end_before // SEGMENT_BYTES * SEGMENT_BYTES
     assert min(int(file.name) for file in (pair.slave.root / "commitlog").iterdir()) == begin

@@ -21,7 +21,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.client.raw_sends import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
 from haservice.devtools.pair import ScratchPair
-from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_level
+from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_caught_up
 from tests.pipeline.filled import derived_files, flip
 from tests.support.waiting import PATIENCE_S
 
@@ -92,7 +92,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             start_with_topic(running, admin)
             producer = Producer(running)
             producer.run()
-            wait_level(running, admin, PATIENCE_S + MIB / 10)
+            wait_caught_up(running, admin, PATIENCE_S + MIB / 10)
         for name in ("broker-a", "broker-a-s"):
             running.processes[name].stop()
         yield Pair(running.store("broker-a"), running.store("broker-a-s"), producer.ledger)

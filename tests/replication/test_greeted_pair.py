@@ -38,7 +38,7 @@ from haservice.replication.wire.hello import (
     SlaveHello,
     Verdict,
 )
-from haservice.replication.wire.protocol import REPORT, TRANSFER_HEADER, peer_frame
+from haservice.replication.wire.protocol import REPORT, TRANSFER_HEADER, greeting_bytes
 from tests.support.replication import (
     CONFIG,
     SEGMENT_BYTES,
@@ -465,7 +465,7 @@ def hello_of(a: Broker, log: LogSpan | None = None, **changes: Any) -> bytes:
         log or LogSpan(a.log.start, a.log.end),
         a.lineage.state.lineage,
     )
-    return peer_frame(HELLO_OFFSET, replace(said, **changes).encode())
+    return greeting_bytes(HELLO_OFFSET, replace(said, **changes).encode())
 
 
 def slave_hello(end: MasterEnd) -> SlaveHello:
@@ -518,7 +518,7 @@ def test_a_hello_that_comes_late_ends_the_connection_and_is_waited_for_from_then
             for byte in hello_of(a):
                 end.send(bytes([byte]))
             assert slave_hello(end).position == 0
-            end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+            end.send(greeting_bytes(VERDICT_OFFSET, Verdict(True).encode()))
             assert end.report() == 0
     assert b.lineage.state.lineage == a.lineage.state.lineage
     assert b.lineage.state.master_role == "ASYNC_MASTER"
@@ -560,10 +560,10 @@ def test_an_address_that_was_ours_and_is_silent_is_a_stock_masters_again(
         TRANSFER_HEADER.pack(HELLO_OFFSET, HELLO_BYTES_MAX + 1),
         TRANSFER_HEADER.pack(HELLO_OFFSET, -1),
         TRANSFER_HEADER.pack(HELLO_OFFSET, 0),
-        peer_frame(HELLO_OFFSET, b"no json"),
-        peer_frame(HELLO_OFFSET, b"{}"),
-        peer_frame(HELLO_OFFSET, b"[" * HELLO_BYTES_MAX),
-        peer_frame(VERDICT_OFFSET, Verdict(True).encode()),
+        greeting_bytes(HELLO_OFFSET, b"no json"),
+        greeting_bytes(HELLO_OFFSET, b"{}"),
+        greeting_bytes(HELLO_OFFSET, b"[" * HELLO_BYTES_MAX),
+        greeting_bytes(VERDICT_OFFSET, Verdict(True).encode()),
     ],
 )
 @patient
@@ -594,7 +594,7 @@ def test_without_a_good_verdict_nothing_is_cut_and_nothing_adopted(
             hello = slave_hello(end)
             assert (hello.position, hello.log) == (400, LogSpan(0, 1000))
             if verdict:
-                end.send(peer_frame(VERDICT_OFFSET, verdict))
+                end.send(greeting_bytes(VERDICT_OFFSET, verdict))
                 end.ends()
         wait_until(lambda: link(replica).last_error)
     assert b.bytes() == pattern(0, 1000)
@@ -617,7 +617,7 @@ def test_a_slave_without_a_store_cuts_nothing(a: Broker, b: Broker) -> None:
         assert end.report() == -1
         end.send(hello_of(a, LogSpan(0, 400), lineage=Lineage((first, Epoch(2, 400, a.id)))))
         slave_hello(end)
-        end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+        end.send(greeting_bytes(VERDICT_OFFSET, Verdict(True).encode()))
         end.ends()
         wait_until(lambda: "no store" in link(replica).last_error)
     assert b.log.end == 1000
@@ -632,7 +632,7 @@ def test_a_master_that_said_how_often_it_speaks_is_left_when_it_does_not(
         assert end.report() == -1
         end.send(hello_of(a, heartbeat_ms=20))
         assert slave_hello(end).heartbeat_ms == CONFIG.heartbeat_interval_ms
-        end.send(peer_frame(VERDICT_OFFSET, Verdict(True).encode()))
+        end.send(greeting_bytes(VERDICT_OFFSET, Verdict(True).encode()))
         assert end.report() == 0
         end.ends()
         wait_until(lambda: "the master said nothing" in link(replica).last_error)

@@ -83,7 +83,7 @@ def body_of(frame: bytes) -> bytes:
     space = reader.space()
     space[: len(frame)] = frame
     reader.received(len(frame))
-    found = reader.peer_frame()
+    found = reader.greeting()
     assert found is not None
     return found[1]
 
@@ -124,7 +124,7 @@ def test_a_slave_that_is_behind_goes_on(size: int, step: Step) -> None:
     answer = greet(master_of(log), slave)
     assert answer.outcome is Outcome.ACCEPTED
     assert (answer.slave.position, answer.slave.digest_bytes) == (size, min(size, DIGEST_BYTES))
-    plan = slave.on_verdict(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.encoded))
     assert (plan.step, plan.position, plan.lost_bytes) == (step, size, 0)
     assert slave.master is not None
     assert (slave.master.role, slave.master.lineage) == ("SYNC_MASTER", A)
@@ -134,7 +134,7 @@ def test_a_slave_that_was_master_goes_back_to_where_the_logs_part() -> None:
     log = Log(bytes_of(1000) + bytes_of(500, 2))
     slave = slave_of(Log(bytes_of(1000) + bytes_of(300, 3)))
     answer = greet(master_of(log, epochs((1, 0, "a"), (2, 1000, "b"))), slave)
-    plan = slave.on_verdict(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.encoded))
     assert (plan.step, plan.position, plan.lost_bytes) == (Step.TRUNCATE, 1000, 300)
 
 
@@ -143,7 +143,7 @@ def test_a_slave_behind_retention_takes_everything_that_is_left(size: int) -> No
     log = Log(bytes_of(5000), start=SEGMENT_BYTES)
     slave = slave_of(Log(bytes_of(size)))
     answer = greet(master_of(log), slave)
-    plan = slave.on_verdict(body_of(answer.frame))
+    plan = slave.on_verdict(body_of(answer.encoded))
     assert (plan.step, plan.position, answer.slave.digest_bytes) == (Step.FROM_START, SEGMENT_BYTES, 0)
 
 
@@ -155,7 +155,7 @@ def test_logs_that_are_older_than_lineage_are_compared_by_their_bytes() -> None:
     answer = greet(master_of(log, lineage), other)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match="not the same in both logs"):
-        other.on_verdict(body_of(answer.frame))
+        other.on_verdict(body_of(answer.encoded))
 
 
 def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:
@@ -164,7 +164,7 @@ def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:
     assert answer.outcome is Outcome.AHEAD
     assert (answer.slave.position, answer.slave.digest_bytes) == (1500, 1000)
     with pytest.raises(GreetingRefused, match="500 bytes") as refused:
-        slave.on_verdict(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.encoded))
     assert (refused.value.again, refused.value.cause) == (True, "AHEAD")
 
 
@@ -179,7 +179,7 @@ def test_a_slave_does_not_follow_a_master_that_was_replaced_and_tells_it() -> No
     assert answer.outcome is Outcome.OLD_MASTER
     assert answer.slave.lineage.last == Epoch(2, 1000, "b")
     with pytest.raises(GreetingRefused, match="epoch 2"):
-        slave.on_verdict(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.encoded))
 
 
 def test_a_master_that_accepts_what_a_slave_refuses_changes_nothing() -> None:
@@ -216,7 +216,7 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     seen = greet(master_of(log), slave)
     assert seen.outcome is Outcome.REFUSED
     assert words in seen.verdict.reason or "state.json" in seen.verdict.reason
-    for verdict in (body_of(seen.frame), Verdict(True).encode()):
+    for verdict in (body_of(seen.encoded), Verdict(True).encode()):
         with pytest.raises(GreetingRefused, match=words):
             slave.on_verdict(verdict)
     # A slave that does not look is told by the master.
@@ -285,7 +285,7 @@ def test_a_slave_that_is_due_damaged_bytes_is_refused_until_they_are_repaired() 
     answer = greet(master_of(log), slave)
     assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match=r"1000.*cannot be sent.*damaged") as refused:
-        slave.on_verdict(body_of(answer.frame))
+        slave.on_verdict(body_of(answer.encoded))
     assert not refused.value.again, "the slave comes back in a while, and tells it once"
     assert greet(master_of(log), slave_of(Log(bytes_of(900)))).outcome is Outcome.ACCEPTED
     log.damaged = (0, 0)
@@ -341,7 +341,7 @@ def test_a_hello_in_slices(slice_bytes: int) -> None:
         reader.space()[: len(piece)] = piece
         reader.received(len(piece))
         assert not reader.is_transfer
-        found = reader.peer_frame()
+        found = reader.greeting()
     assert found is not None
     assert found[0] == HELLO_OFFSET
     block, reports = slave.on_hello(found[1]), ReportReader()
@@ -354,4 +354,4 @@ def test_a_hello_in_slices(slice_bytes: int) -> None:
     assert reports.hello == block[16:]
     assert list(reports.feed(REPORT.pack(1000))) == [1000]
     assert VERDICT_OFFSET == -2
-    assert len(master.answer(block[16:]).frame) > HEADER_BYTES
+    assert len(master.answer(block[16:]).encoded) > HEADER_BYTES

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from commitlog.disk.files import Buffer
 from commitlog.log.log import CommitLog
-from haservice.replication.master.outgoing import PUSH_BYTES_MAX, Outgoing, frames_of, rest_of
+from haservice.replication.master.outgoing import PUSH_BYTES_MAX, Outgoing, rest_of, transfers_of
 from haservice.replication.master.progress import SlaveProgress
 from haservice.replication.pace import Growth
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
@@ -39,13 +39,13 @@ def bodies(wire: bytes) -> list[tuple[int, bytes]]:
 
 
 def test_what_fits_is_one_frame() -> None:
-    pieces, ends = frames_of(100, [b"abc", bytearray(b"de")], 5)
+    pieces, ends = transfers_of(100, [b"abc", bytearray(b"de")], 5)
     assert bodies(b"".join(pieces)) == [(100, b"abcde")]
     assert ends == [105]
 
 
 def test_a_frame_ends_between_records_where_it_can() -> None:
-    pieces, ends = frames_of(100, [b"aaaa", b"bb", b"ccccc", b"dddddddddddd", b"e"], 8)
+    pieces, ends = transfers_of(100, [b"aaaa", b"bb", b"ccccc", b"dddddddddddd", b"e"], 8)
     assert bodies(b"".join(pieces)) == [
         (100, b"aaaabb"),
         (106, b"ccccc"),
@@ -60,7 +60,7 @@ def test_frames_cut_anywhere_and_their_rest_are_the_frames(
     buffers: list[bytes], batch: int, data: st.DataObject
 ) -> None:
     begin, body = 2**33, b"".join(buffers)
-    pieces, ends = frames_of(begin, buffers, batch)
+    pieces, ends = transfers_of(begin, buffers, batch)
     wire = b"".join(pieces)
     frames = bodies(wire)
     assert b"".join(part for _, part in frames) == body
@@ -302,7 +302,7 @@ def test_a_slave_that_is_far_behind_is_sent_all_without_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("haservice.replication.master.outgoing.GATHER_BYTES", 1000)
-    monkeypatch.setattr("haservice.replication.master.outgoing.FRAMES_PER_WINDOW", 1)
+    monkeypatch.setattr("haservice.replication.master.outgoing.TRANSFERS_PER_WINDOW", 1)
     bench = Bench(tmp_path, linger_s=0.25)
     bench.outgoing.open()
     bench.grow(3000)  # in frames of 500

@@ -46,7 +46,7 @@ def bytes_of(log: CommitLog, start: int = 0) -> bytes:
     return b"".join(data)
 
 
-def wait_level(one: CommitLog, other: CommitLog) -> None:
+def wait_caught_up(one: CommitLog, other: CommitLog) -> None:
     wait_until(lambda: one.end == other.end, "both logs are level")
     assert bytes_of(one, other.start) == bytes_of(other)
 
@@ -61,7 +61,7 @@ def test_what_the_master_appends_is_on_the_slave_byte_for_byte(tmp_path: Path) -
         connected(ha)
         for size in [0, 1, 100, 30_000, 5, 60_000, 17, 64_000, 64_000]:
             source.append(message(size))
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
         assert copy.start == 0
         wait_until(lambda: ha.push2slave_max_offset == source.end)
         assert ha.is_slave_ok(source.end)
@@ -80,10 +80,10 @@ def test_a_slave_that_joins_late_gets_the_last_segment_and_what_follows(tmp_path
     last = source.end - source.end % source.segment_bytes
     assert last > 0
     with master(source) as ha, slave(copy, ha.port):
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
         for _ in range(40):
             source.append(message(5000))
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
         assert copy.start == last
 
 
@@ -109,7 +109,7 @@ def test_a_restarted_slave_goes_on_where_it_was(tmp_path: Path) -> None:
                 connected(ha)
                 for _ in range(30):
                     source.append(message(3000))
-                wait_level(source, copy)
+                wait_caught_up(source, copy)
             wait_until(lambda: not ha.status().slaves)
             for _ in range(5):
                 source.append(message(100))
@@ -123,7 +123,7 @@ def test_a_restarted_master_finds_its_slave_level_and_in_sync(tmp_path: Path) ->
     with master(source) as ha, slave(copy, ha.port) as replica:
         connected(ha)
         source.append(message(100))
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
         ha.stop(Deadline(STOP_SECONDS))
         source.close()
         source = open_log(tmp_path / "a")
@@ -169,7 +169,7 @@ def test_no_send_fails_over_a_hundred_cut_connections(
         finally:
             stop.set()
             sender.join()
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
         wait_until(lambda: len(acked.outcomes) == len(ends))
         assert all(acked.outcomes.values())
         assert not refused
@@ -186,7 +186,7 @@ def test_a_link_that_slices_and_cuts_anywhere_gives_the_same_bytes(tmp_path: Pat
             connected(ha)
             for _ in range(60):
                 source.append(message(source_of_chance.randrange(3000)))
-            wait_level(source, copy)
+            wait_caught_up(source, copy)
     assert relay.count > 1
 
 
@@ -197,12 +197,12 @@ def test_a_slave_follows_a_new_master_address_at_once(tmp_path: Path) -> None:
         wait_until(lambda: replica.connected)
         replica.set_master_address(f"127.0.0.1:{second.port}")
         two.append(message(100))
-        wait_level(two, copy)
+        wait_caught_up(two, copy)
         wait_until(lambda: not first.status().slaves)
         replica.set_master_address(None)
         replica.set_master_address("nonsense")
         two.append(message(100))
-        wait_level(two, copy)
+        wait_caught_up(two, copy)
 
 
 def test_a_slave_ahead_says_so_and_never_diverges(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +229,7 @@ def test_a_master_that_lost_its_tail_and_wrote_on_is_found_out_by_the_slave(tmp_
         connected(ha)
         for size in [100, 200, 300]:
             source.append(message(size))
-        wait_level(source, copy)
+        wait_caught_up(source, copy)
     other = open_log(tmp_path / "c")
     for size in [100, 150, 380, 500]:
         other.append(message(size))

@@ -17,7 +17,7 @@ from haservice.replication.wire.protocol import (
     NotAReport,
     ReportReader,
     TransferReader,
-    peer_frame,
+    greeting_bytes,
     shown,
     slave_hello_block,
 )
@@ -249,7 +249,7 @@ def test_the_largest_hello_is_taken() -> None:
     body = bytes(HELLO_BYTES_MAX)
     assert greeted(slave_hello_block(body)).hello == body
     reader = TransferReader(SEGMENT_BYTES, 2 * HELLO_BYTES_MAX)
-    assert _peer_frame(reader, peer_frame(-2, body)) == (-2, body)
+    assert _peer_frame(reader, greeting_bytes(-2, body)) == (-2, body)
 
 
 def test_nothing_follows_a_hello_before_the_verdict() -> None:
@@ -275,11 +275,11 @@ def test_a_transfer_in_the_place_of_a_greeting_is_left_to_the_classic_rules() ->
 def test_a_greeting_amid_transfers_ends_the_connection_by_its_name(mark: int, end: int) -> None:
     slave = Slave(start=end)
     with pytest.raises(LateHello, match="greets us late"):
-        slave.feed(peer_frame(mark, b"body"))
+        slave.feed(greeting_bytes(mark, b"body"))
 
 
 def _peer_frame(reader: TransferReader, data: bytes) -> tuple[int, bytes] | None:
     space = reader.space()
     space[: len(data)] = data
     reader.received(len(data))
-    return reader.peer_frame()
+    return reader.greeting()

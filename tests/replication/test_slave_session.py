@@ -37,7 +37,7 @@ from haservice.replication.slave.actions import (
     Tell,
 )
 from haservice.replication.slave.dial import AGAIN_S
-from haservice.replication.slave.frame_check import BadRecord, RecordCheck
+from haservice.replication.slave.record_check import BadRecord, RecordCheck
 from haservice.replication.slave.session import TURN_S, SlaveSession
 from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.replication.wire.greeting import Facts, GreetingRefused, MasterGreeting, SlaveGreeting
@@ -136,7 +136,7 @@ def verdict_on(master: MasterGreeting, answer: Action) -> bytes:
     reader.expect_hello()
     reader.feed(answer.data)
     assert reader.hello is not None
-    return master.answer(reader.hello).frame
+    return master.answer(reader.hello).encoded
 
 
 # -- the table --------------------------------------------------------------------------------------
@@ -329,9 +329,9 @@ def bring(slave: Talk, state: State, tmp_path: Path) -> None:
     if state in (State.VERDICT, State.REJOINING, State.TRANSFER):
         (answer,) = slave.hears(master.hello())
     if state in (State.REJOINING, State.TRANSFER):
-        frame = verdict_on(master, answer)
-        session.space()[: len(frame)] = frame
-        session.received(len(frame), slave.now_s)
+        verdict = verdict_on(master, answer)
+        session.space()[: len(verdict)] = verdict
+        session.received(len(verdict), slave.now_s)
     if state is State.TRANSFER:
         session.rejoined(slave.now_s)
 

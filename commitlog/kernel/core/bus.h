@@ -1,26 +1,26 @@
-/* A guard against SIGBUS: what a read or write of mapped memory becomes when the disk fails under it.  No Python.
+/* A guard against SIGBUS, which comes if the disk fails under a read or write of mapped memory.  No Python in here.
 
-   A guarded call ends where the signal finds it, and says so; any other SIGBUS, of this or another thread, goes to
-   whoever handled it before. */
+   A guarded call ends at the instruction that got the signal, and returns 0.  Any other SIGBUS, of this or another
+   thread, goes to the handler that was there before ours. */
 #pragma once
 #include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
 
-/* Where this thread goes on after a SIGBUS; NULL while it runs nothing guarded.  Initial-exec: nothing is allocated
-   when a signal handler reads it. */
+/* Where this thread goes on after a SIGBUS; NULL while it runs no guarded call.  With the model initial-exec, a signal
+   handler can read it without an allocation. */
 static __thread sigjmp_buf *hs_bus_exit __attribute__((tls_model("initial-exec")));
 static struct sigaction hs_bus_before;
 static volatile sig_atomic_t hs_bus_passed;
 
-/* Not ours: whoever handled it before handles it now, as if we had never been there, for the instruction faults
-   again; when it comes back to us even so, the process ends by it. */
+/* This SIGBUS is not ours.  Puts back the handler that was there before: the instruction faults again, and that handler
+   gets the signal.  If the signal comes to us a second time, it ends the process. */
 static inline void hs_bus_pass(siginfo_t *info) {
     struct sigaction fatal = {0};
     fatal.sa_handler = SIG_DFL;
     sigaction(SIGBUS, hs_bus_passed ? &fatal : &hs_bus_before, NULL);
     hs_bus_passed = 1;
-    if (!info || info->si_code <= 0) raise(SIGBUS); /* sent by a process, no instruction faults again */
+    if (!info || info->si_code <= 0) raise(SIGBUS); /* a process sent it: no instruction will fault again */
 }
 
 static void hs_bus_handler(int number, siginfo_t *info, void *context) {
@@ -29,13 +29,13 @@ static void hs_bus_handler(int number, siginfo_t *info, void *context) {
     hs_bus_pass(info);
 }
 
-/* Takes SIGBUS unless it is ours already.  One thread at a time; 0 if it cannot be taken. */
+/* Installs our handler unless it is installed.  Call it from one thread at a time.  Returns 0 on failure. */
 static inline int hs_bus_take(void) {
     struct sigaction now, ours = {0};
     if (sigaction(SIGBUS, NULL, &now)) return 0;
     if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == hs_bus_handler) return 1;
     ours.sa_sigaction = hs_bus_handler;
-    /* Not blocked within: the jump out of it need not put back what was blocked. */
+    /* The handler does not block SIGBUS, so the jump out of it has no signal mask to restore. */
     ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&ours.sa_mask);
     hs_bus_before = now;
@@ -43,8 +43,8 @@ static inline int hs_bus_take(void) {
     return !sigaction(SIGBUS, &ours, NULL);
 }
 
-/* Calls work(what); 0 if a SIGBUS ended it.  What it changes in memory is then as far as it came: what is looked at
-   afterwards has to be volatile.  Calls are not nested. */
+/* Calls work(what); returns 0 if a SIGBUS ended it.  Memory then has the changes that work() made until the signal.
+   Variables that the caller reads afterwards must be volatile.  Guarded calls must not be nested. */
 static __attribute__((noinline)) int hs_bus_guarded(void (*work)(void *), void *what) {
     sigjmp_buf out;
     if (sigsetjmp(out, 0)) {

@@ -1,7 +1,7 @@
-/* CRC-32 as zlib has it (reflected, 0xEDB88320), by carry-less multiplication where the machine can.
+/* CRC-32 as zlib computes it (reflected, 0xEDB88320), by carry-less multiplication if the processor has it.
 
-   Folding: a block of 16 bytes, times x^n modulo the polynomial, counts the same n bits further on.  So blocks
-   are multiplied forward until one is left, and that one's 16 bytes go through the table with the rest.
+   Folding: multiply a block of 16 bytes by x^n modulo the polynomial, and it has the same effect n bits further on.
+   So each block is folded onto a later one until one block is left.  The table sums that block and the last bytes.
    The factors are x^(n+32) and x^(n-32), reflected: n is 128 for one block, 512 for four, 2048 for sixteen. */
 #pragma once
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 static uint32_t hs_crc_table[8][256];
-static int hs_crc_level; /* 0: table alone, 1: 128 bits at a time, 2: 512 */
+static int hs_crc_level; /* 0: the table only, 1: 128 bits at a time, 2: 512 bits */
 
 static void hs_crc_init(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {

@@ -1,32 +1,33 @@
-/* Dispatch: from a run of the log to the entries of its queues and the puts of the index.  No Python in here.
+/* Dispatch: makes queue entries and index puts from records of the log.  No Python in here.
 
-   A lane is a queue that is known: by topic and queue id, its next offset, and up to where in the log it has
-   everything.  One call goes over whole, ordinary records of known lanes, and gathers; the entries then lie
-   together by lane.  It stops before any other record (odd, of an unknown lane, of another queue offset than the
-   lane's next, with a tag or key that is not ASCII), which the reference (dispatching.py) judges.
+   A lane is a queue that the dispatch knows: its topic and queue id, its next queue offset, and the offset of the log
+   up to which the queue has everything.  One call scans whole, ordinary records of known lanes and gathers their
+   entries; hs_dispatch_sort() then groups the entries by lane.  The scan stops before every other record: one that is
+   not ordinary, one of an unknown lane, one whose queue offset is not the lane's next, one with a tag or key that is
+   not ASCII.  The reference (dispatching.py) judges that record.
 
        gather, gather, … sort, the caller takes entries and puts, taken
 
-   One that `meets` takes each queue for a lane that it comes upon, whose next offset is what its first message says. */
+   With `meets`, an unknown queue becomes a lane; the first message gives the lane's next offset. */
 #pragma once
 #include <stdlib.h>
 #include "records.h"
 
-/* What is gathered and not taken yet.  A record has at most half as many keys as its properties have bytes, so one
-   always fits. */
+/* The most that is gathered before the caller takes it.  A record has at most half as many keys as its properties have
+   bytes, so one record always fits. */
 #define HS_ENTRIES_MAX (1u << 16)
 #define HS_PUTS_MAX (1u << 16)
 
 typedef struct {
     int64_t next;    /* the queue's next offset */
-    int64_t known;   /* the queue has all that begins before this offset of the log */
-    int64_t code;    /* the tags code of the first entry that is gathered */
+    int64_t known;   /* the queue has all records that begin before this offset of the log */
+    int64_t code;    /* the tags code of the first gathered entry */
     uint64_t hash;   /* of topic and queue id */
     uint32_t key_hash; /* Java's hash of "topic#" */
     int32_t queue_id;
-    uint32_t count;  /* entries that are gathered */
-    uint32_t at;     /* where they begin among all, once sorted */
-    uint8_t mixed;   /* they have more than one tags code */
+    uint32_t count;  /* gathered entries */
+    uint32_t at;     /* where they begin among the sorted entries */
+    uint8_t mixed;   /* whether they have more than one tags code */
     uint8_t topic_bytes, topic[HS_TOPIC_BYTES_MAX];
 } hs_lane;
 
@@ -37,25 +38,25 @@ typedef struct {
 
 typedef struct {
     hs_lane *lanes;
-    uint32_t *slots;   /* number + 1 of a lane, by its hash; 0 for none */
-    uint32_t *touched; /* the lanes of what is gathered, in the order of their first entries */
+    uint32_t *slots;   /* hash table: the number of a lane + 1, 0 for a free slot */
+    uint32_t *touched; /* lanes with gathered entries, in the order of their first entries */
     hs_lane_entry *entries; /* gathered, in the log's order */
-    uint8_t *sorted;   /* the same by lane */
+    uint8_t *sorted;   /* the same entries, grouped by lane */
     uint8_t *puts;     /* gathered, in the log's order */
     uint32_t lane_count, lane_room, slot_count, touched_count;
     uint32_t entry_count, entry_room, sorted_room, put_count, put_room;
-    int64_t stored_ms; /* when the last record was stored */
-    uint8_t meets;     /* whether a lane that is not known becomes known */
+    int64_t stored_ms; /* the store timestamp of the last record */
+    uint8_t meets;     /* whether an unknown queue becomes a lane */
 } hs_dispatch;
 
-/* The next offset of a lane that was met and has no entry yet: any. */
+/* The next offset of a lane that was met and has no entry yet: any offset is right. */
 #define HS_NEXT_ANY (-1)
 
-/* What became of a record, or why a call ended: at the data's end, or before a record that is not ordinary; nothing
-   more fits until what is gathered is taken; there is no memory. */
+/* The outcome of a record, or why a call ended.  STOPPED: at the end of the data, or before a record that the reference
+   has to judge.  FULL: the caller has to take what is gathered first.  NO_MEMORY: an allocation failed. */
 typedef enum { HS_DISPATCH_ORDINARY, HS_DISPATCH_STOPPED, HS_DISPATCH_FULL, HS_DISPATCH_NO_MEMORY } hs_dispatch_end;
 
-/* `things` with room for `count`, at least one, of `size` bytes each; NULL without memory, and nothing has changed. */
+/* Returns `things` with room for `count`, at least 1, of `size` bytes each; NULL, with nothing changed, on failure. */
 static inline void *hs_grown(void *things, uint32_t *room, uint32_t count, size_t size) {
     if (count <= *room) return things;
     uint32_t wanted = *room ? *room : 1024;
@@ -68,7 +69,7 @@ static inline void *hs_grown(void *things, uint32_t *room, uint32_t count, size_
     return bigger;
 }
 
-/* Java's String.hashCode over ASCII, going on from the hash of what stands before.  Any byte above is in `odd`. */
+/* Java's String.hashCode of ASCII text, continued from the hash of the text before.  Sets `odd` at any other byte. */
 static inline uint32_t hs_java_hash(uint32_t hash, const uint8_t *p, size_t n, uint8_t *odd) {
     uint8_t bits = 0;
     size_t i = 0;
@@ -81,7 +82,7 @@ static inline uint32_t hs_java_hash(uint32_t hash, const uint8_t *p, size_t n, u
     return hash;
 }
 
-/* As the index keeps it: the absolute value, and 0 for the one that has none in 32 bits. */
+/* The hash as the index stores it: the absolute value; 0 for -2^31, whose absolute value does not fit. */
 static inline uint32_t hs_index_hash(uint32_t hash) {
     return hash < 0x80000000u ? hash : hash == 0x80000000u ? 0 : 0u - hash;
 }
@@ -100,7 +101,7 @@ static inline uint64_t hs_lane_hash(const uint8_t *topic, size_t n, int32_t queu
     return hash ^ hash >> 29;
 }
 
-/* The lane's number + 1, or 0. */
+/* Returns the lane's number + 1; 0 if the lane is unknown. */
 static inline uint32_t hs_lane_find(const hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id) {
     if (!d->slot_count) return 0;
     const uint64_t hash = hs_lane_hash(topic, n, queue_id);
@@ -119,7 +120,7 @@ static inline void hs_lane_slot(hs_dispatch *d, uint32_t number) {
     d->slots[at] = number;
 }
 
-/* Makes room for one lane more; 0 without memory.  There are at least two slots for each, so that a search ends. */
+/* Makes room for one more lane; returns 0 without memory.  Each lane has at least two slots, so every search ends. */
 static inline int hs_lane_reserve(hs_dispatch *d) {
     const uint32_t count = d->lane_count + 1;
     uint32_t room = d->lane_room;
@@ -141,7 +142,7 @@ static inline int hs_lane_reserve(hs_dispatch *d) {
     return 1;
 }
 
-/* The number of the lane, which is known from now on; -1 for what cannot be one, or without memory. */
+/* Makes the lane known and returns its number; -1 for a queue that cannot exist, or without memory. */
 static inline int64_t hs_lane_learn(hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id, int64_t next,
                                     int64_t known) {
     uint8_t odd = 0;
@@ -162,20 +163,20 @@ static inline int64_t hs_lane_learn(hs_dispatch *d, const uint8_t *topic, size_t
     return number - 1;
 }
 
-/* The number + 1 of a lane that was not known, and is from now on; 0 for what cannot be one, or without memory. */
+/* Makes an unknown lane known and returns its number + 1; 0 for a queue that cannot exist, or without memory. */
 static inline uint32_t hs_lane_meet(hs_dispatch *d, const uint8_t *topic, size_t n, int32_t queue_id) {
     const int64_t number = hs_lane_learn(d, topic, n, queue_id, 0, 0);
     if (number >= 0) d->lanes[number].next = HS_NEXT_ANY;
     return (uint32_t)(number + 1);
 }
 
-/* Whether the lane's next entry may have this number. */
+/* Whether the lane's next entry may have this queue offset. */
 static inline int hs_is_next(const hs_lane *lane, int64_t queue_offset) {
     if (lane->next == HS_NEXT_ANY) return queue_offset <= INT64_MAX / HS_QUEUE_ENTRY_BYTES;
     return lane->next == queue_offset;
 }
 
-/* No lane is known any more. */
+/* Forgets all lanes. */
 static inline void hs_lanes_forget(hs_dispatch *d) {
     if (d->slots) memset(d->slots, 0, d->slot_count * sizeof *d->slots);
     d->lane_count = d->touched_count = d->entry_count = d->put_count = 0;
@@ -191,7 +192,8 @@ typedef struct {
     size_t tags_bytes, unique_bytes, keys_bytes;
 } hs_properties;
 
-/* Of equal names the last with a value wins.  A piece is name 01 value, and ends before 02. */
+/* Finds the properties that dispatch needs.  A property is name 01 value, and ends before 02.  If a name occurs more
+   than once, the last one with a value counts. */
 static inline void hs_properties_find(const uint8_t *p, size_t n, hs_properties *found) {
     memset(found, 0, sizeof *found);
     const uint8_t *end = p + n;
@@ -215,8 +217,8 @@ static inline void hs_put(uint8_t *put, uint32_t hash, const hs_record *r) {
     hs_put64(put + 12, (uint64_t)r->store_timestamp);
 }
 
-/* Puts the record's keys behind those that are there: UNIQ_KEY first, then each of KEYS; how many.  There is room.
-   `odd` if one is not ASCII. */
+/* Writes the record's keys behind the gathered puts: UNIQ_KEY first, then each of KEYS.  Returns how many.  The caller
+   has reserved the room.  Sets `odd` if a key is not ASCII. */
 static inline uint32_t hs_keys(const hs_dispatch *d, uint32_t key_hash, const hs_properties *found, const hs_record *r,
                                uint8_t *odd) {
     uint8_t *put = d->puts + (size_t)d->put_count * HS_INDEX_PUT_BYTES, *first = put;
@@ -236,7 +238,7 @@ static inline uint32_t hs_keys(const hs_dispatch *d, uint32_t key_hash, const hs
     return (uint32_t)((size_t)(put - first) / HS_INDEX_PUT_BYTES);
 }
 
-/* The record's entry becomes the lane's next. */
+/* Gathers the record's entry as the next one of its lane. */
 static inline void hs_enter(hs_dispatch *d, uint32_t number, const hs_record *r, int64_t code) {
     hs_lane *lane = &d->lanes[number];
     hs_lane_entry *entry = &d->entries[d->entry_count++];
@@ -254,8 +256,8 @@ static inline void hs_enter(hs_dispatch *d, uint32_t number, const hs_record *r,
     lane->known = r->physical_offset + r->size;
 }
 
-/* Room for one entry more, and for the keys of a record with so many bytes of properties: a key and what parts it
-   from the next are two bytes. */
+/* Makes room for one more entry, and for the keys of a record with so many bytes of properties.  A key and its
+   separator take at least two bytes. */
 static inline hs_dispatch_end hs_dispatch_reserve(hs_dispatch *d, uint32_t properties_bytes) {
     const uint32_t puts = d->put_count + 2 + properties_bytes / 2;
     if (puts > HS_PUTS_MAX || d->entry_count >= HS_ENTRIES_MAX) return HS_DISPATCH_FULL;
@@ -268,7 +270,7 @@ static inline hs_dispatch_end hs_dispatch_reserve(hs_dispatch *d, uint32_t prope
     return HS_DISPATCH_ORDINARY;
 }
 
-/* Gathers from one record, or changes nothing. */
+/* Gathers one record, or changes nothing. */
 static inline hs_dispatch_end hs_dispatch_one(hs_dispatch *d, const uint8_t *record, const hs_record *r,
                                               int64_t indexed_to) {
     const uint8_t *topic = record + r->topic_at;
@@ -297,8 +299,8 @@ static inline hs_dispatch_end hs_dispatch_one(hs_dispatch *d, const uint8_t *rec
     return HS_DISPATCH_ORDINARY;
 }
 
-/* Goes over records that follow each other from `p`, which is `offset` in the log; `moved`: how many bytes they
-   are.  Keys of messages before `indexed_to` are not put. */
+/* Gathers consecutive records from `p` on, which is at `offset` in the log.  Sets `moved` to their bytes.  Keys of
+   messages before `indexed_to` are left out. */
 static inline hs_dispatch_end hs_dispatch_gather(hs_dispatch *d, const uint8_t *p, size_t n, int64_t offset,
                                                  int64_t indexed_to, size_t *moved) {
     hs_record r;
@@ -315,7 +317,7 @@ static inline hs_dispatch_end hs_dispatch_gather(hs_dispatch *d, const uint8_t *
     return HS_DISPATCH_STOPPED;
 }
 
-/* Lays the entries together by lane, each lane's in the log's order; 0 without memory. */
+/* Groups the entries by lane, each lane's in the order of the log; returns 0 without memory. */
 static inline int hs_dispatch_sort(hs_dispatch *d) {
     if (!d->entry_count) return 1;
     void *sorted = hs_grown(d->sorted, &d->sorted_room, d->entry_count, HS_QUEUE_ENTRY_BYTES);
@@ -326,7 +328,7 @@ static inline int hs_dispatch_sort(hs_dispatch *d) {
         hs_lane *lane = &d->lanes[d->touched[i]];
         lane->at = at;
         at += lane->count;
-        lane->count = 0; /* counts again below */
+        lane->count = 0; /* counted again below */
     }
     for (uint32_t i = 0; i < d->entry_count; i++) {
         hs_lane *lane = &d->lanes[d->entries[i].lane];
@@ -336,7 +338,7 @@ static inline int hs_dispatch_sort(hs_dispatch *d) {
     return 1;
 }
 
-/* What was gathered has been taken. */
+/* The caller has taken what was gathered. */
 static inline void hs_dispatch_taken(hs_dispatch *d) {
     for (uint32_t i = 0; i < d->touched_count; i++) d->lanes[d->touched[i]].count = 0;
     d->touched_count = d->entry_count = d->put_count = 0;

@@ -1,16 +1,16 @@
-/* Records that the entries of a queue lead to.  No Python in here, and no state. */
+/* Checks of the records that queue entries point to.  No Python in here, and no state. */
 #pragma once
 #include "records.h"
 
-/* What an entry leads to: where its record begins in the log, its size, and its number in the queue. */
+/* The record that an entry points to: where it begins in the log, its size, and its queue offset. */
 typedef struct {
     int64_t physical_offset, queue_offset;
     int32_t size;
 } hs_entry;
 
-/* 1 if a whole, ordinary record begins at `p`, all of it within `n` bytes, that is of the entry's size, says that it
-   belongs there, and whose body is what its CRC is of; and, with a `topic`, that is the message of that number in that
-   queue.  Nothing is believed of an entry. */
+/* Returns 1 if `p` is the record of the entry: a whole, ordinary record within `n` bytes, with the entry's size, the
+   entry's physical offset, and a body that matches its CRC.  With a `topic`, the record must also have that topic, that
+   queue id and the entry's queue offset.  The entry may say anything. */
 static inline int hs_is_of_entry(const uint8_t *p, size_t n, const hs_entry *entry, const uint8_t *topic,
                                  size_t topic_bytes, int64_t queue_id) {
     hs_record r;
@@ -21,7 +21,7 @@ static inline int hs_is_of_entry(const uint8_t *p, size_t n, const hs_entry *ent
                       r.topic_bytes == topic_bytes && !memcmp(p + r.topic_at, topic, topic_bytes));
 }
 
-/* How many of `entries`, from the first on, lead to such records within `p`, whose first byte is `start` in the log. */
+/* How many of `entries`, from the first on, point to such records.  The first byte of `p` is at `start` in the log. */
 static inline size_t hs_sound(const uint8_t *p, size_t n, int64_t start, const hs_entry *entries, size_t count,
                               const uint8_t *topic, size_t topic_bytes, int64_t queue_id) {
     for (size_t i = 0; i < count; i++) {

@@ -1,12 +1,12 @@
-/* Entries of an index file, in their order.  No Python in here, and no state. */
+/* Enters the entries of an index file into its slots.  No Python in here, and no state. */
 #pragma once
 #include "records.h"
 
-/* Enters `count` entries from `p`, of which the first has the number `number`, in `slots`, `slots_count` numbers
-   of the machine's own: each slot gets its newest entry.  `before`, `last` and `seconds` are the places of the
-   last two messages and the seconds of the last one, and are moved along.  Believes nothing: stops at the first
-   entry whose place is not from `last` to `end`, exclusive, or whose hash is none; returns how many came before
-   it. */
+/* Enters `count` entries from `p` into `slots`, which are `slots_count` numbers in the machine's byte order; each slot
+   gets the number of its newest entry.  The first entry has the number `number`.  `before` and `last` are the physical
+   offsets of the last two messages, `seconds` the seconds of the last one; the call updates all three.  An entry may
+   say anything: the call stops at the first one whose physical offset is below `last`, or `end` or above, or whose hash
+   is negative.  Returns how many entries came before that one. */
 static inline size_t hs_index_enter(const uint8_t *p, size_t count, int32_t number, int32_t *slots,
                                     uint32_t slots_count, int64_t end, int64_t *before, int64_t *last,
                                     int32_t *seconds) {

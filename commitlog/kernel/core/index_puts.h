@@ -1,6 +1,6 @@
-/* Puts into a mapped index file: the bytes that index_file.py makes.  No Python in here.
+/* Puts entries into a mapped index file; the bytes are those that index_file.py writes.  No Python in here.
 
-   Guarded: a disk that fails under the mapping ends the call behind the last put that is whole. */
+   The call is guarded: if the disk fails under the mapping, it ends behind the last whole put. */
 #pragma once
 #include "bus.h"
 #include "records.h"
@@ -9,19 +9,19 @@ typedef struct {
     uint8_t *map;
     const uint8_t *puts;
     size_t put_count;
-    int64_t slots, entries; /* the map has room for so many; at least 1 */
-    /* The header: true of the puts that are done, at any moment. */
+    int64_t slots, entries; /* the mapping has room for so many; at least 1 */
+    /* The header.  At any moment it is right for the puts that are done. */
     volatile int64_t begin_ms, end_ms, begin_offset, end_offset, used, next;
 } hs_index;
 
 static inline int64_t hs_index_seconds(int64_t begin_ms, int64_t store_ms) {
     int64_t ms;
-    /* Can only overflow downwards, for it begins above 0. */
+    /* begin_ms is above 0, so this can only overflow downwards. */
     if (begin_ms <= 0 || __builtin_sub_overflow(store_ms, begin_ms, &ms) || ms < 0) return 0;
     return ms / 1000 > INT32_MAX ? INT32_MAX : ms / 1000;
 }
 
-/* Entry before slot: what a slot points to is always there. */
+/* Writes the entry before the slot, so a slot never points to an entry that is not there. */
 static inline void hs_index_one(hs_index *x, const uint8_t *put) {
     const uint32_t hash = hs_get32(put), number = (uint32_t)x->next;
     const int64_t offset = (int64_t)hs_get64(put + 4), store_ms = (int64_t)hs_get64(put + 12);
@@ -58,5 +58,5 @@ static void hs_index_work(void *what) {
     hs_index_header(x);
 }
 
-/* Enters as many as there is room for; 0 if the disk failed under the map. */
+/* Puts as many as there is room for; returns 0 if the disk failed under the mapping. */
 static inline int hs_index_put(hs_index *x) { return hs_bus_guarded(hs_index_work, x); }

@@ -1,17 +1,17 @@
-/* Loops over records: where the parts of each lie, as columns of numbers, or no more than sums of each topic.  No
-   Python in here, and no state.
+/* Loops over records: where the parts of each record lie, as columns of numbers, or the sums of each topic.  No Python
+   in here, and no state.
 
-   A record is sound here if its lengths fill it and it is where it says; what it says otherwise is not looked at, nor
-   is the text of its topic.  These are parse_head()'s rules (records.py), not hs_parse()'s: a log is read here that
-   has damage, and records that no queue took. */
+   Here a record is sound if its lengths fill it exactly and its own offset is right.  No other field is checked, and
+   neither is the text of the topic.  These are the rules of parse_head() in records.py, not those of hs_parse(): these
+   loops also read logs with damage, and records that no queue took. */
 #pragma once
 #include "records.h"
 #include "texts.h"
 
-/* As a record's own offset: whatever it says. */
+/* Instead of an offset: the record's own offset may be any. */
 #define HS_ANYWHERE (-1)
 
-/* The columns of a layout, one behind the other, each of `rows` places in the data; the second is the size. */
+/* The columns of a layout, one behind the other, each with `rows` places in the data; HS_SIZE has sizes instead. */
 enum { HS_PLACE, HS_SIZE, HS_BODY, HS_BODY_END, HS_TOPIC, HS_TOPIC_END, HS_COLUMNS };
 
 static inline void hs_layout_put(int64_t *layout, size_t rows, size_t row, size_t place, const hs_record *r) {
@@ -24,16 +24,16 @@ static inline void hs_layout_put(int64_t *layout, size_t rows, size_t row, size_
     cell[HS_TOPIC_END * rows] = (int64_t)place + r->topic_at + r->topic_bytes;
 }
 
-/* 1 if a sound record begins at `at`, all of it before `n`, whose own offset is `offset` and as much as `at`, or with
-   HS_ANYWHERE whatever it says. */
+/* Returns 1 if a sound record begins at `at` and ends by `n`.  Its own offset must be `offset` + `at`; with HS_ANYWHERE
+   it may be any. */
 static inline int hs_is_sound(const uint8_t *p, size_t at, size_t n, int64_t offset, hs_record *r) {
     if (!hs_measure(p + at, n - at, 1, r)) return 0;
     if (offset == HS_ANYWHERE) return 1;
     return r->physical_offset >= offset && (uint64_t)r->physical_offset - (uint64_t)offset == at;
 }
 
-/* How many sound records follow each other and begin before `until`, the first at `offset` of the log or HS_ANYWHERE;
-   at most as many as the layout has rows. */
+/* Lays out consecutive sound records that begin before `until`, at most as many as the layout has rows.  Returns how
+   many.  The first is at `offset` in the log, or HS_ANYWHERE. */
 static inline size_t hs_walk(const uint8_t *p, size_t n, size_t until, int64_t offset, int64_t *layout, size_t rows) {
     size_t at = 0, count = 0;
     hs_record r;
@@ -45,8 +45,8 @@ static inline size_t hs_walk(const uint8_t *p, size_t n, size_t until, int64_t o
     return count;
 }
 
-/* Of what begins at each place and has to fill what there is up to its end: the layout of sound records, and which
-   are.  Of one that is not, nothing is put into the layout. */
+/* Lays out the record at each place; it has to end exactly at the end given.  `sound` says which of them are sound; the
+   layout's row of any other stays as it was. */
 static inline void hs_lay_out(const uint8_t *p, size_t n, const int64_t *places, const int64_t *ends,
                               const int64_t *offsets, int64_t *layout, size_t rows, uint8_t *sound) {
     hs_record r;
@@ -59,8 +59,8 @@ static inline void hs_lay_out(const uint8_t *p, size_t n, const int64_t *places,
     }
 }
 
-/* Places from `*place` on at which a magic and the place's own offset are; `p` is at `offset` in the log.  How many, at
-   most `room`; `*place` is where to go on. */
+/* Finds places from `*place` on with a record's magic, and with the place's offset as the record's own; `p` is at
+   `offset` in the log.  Returns how many, at most `room`; sets `*place` to where the search goes on. */
 static inline size_t hs_seek(const uint8_t *p, size_t n, size_t *place, int64_t offset, int64_t *places, size_t room) {
     size_t at = *place, count = 0;
     while (at < n && n - at >= HS_RECORD_BYTES_MIN && count < room) {
@@ -82,8 +82,9 @@ static inline size_t hs_seek(const uint8_t *p, size_t n, size_t *place, int64_t 
 }
 _Static_assert(HS_MAGIC >> 24 == HS_MAGIC_V2 >> 24, "hs_seek() looks for one byte");
 
-/* As hs_walk() goes, but for each topic how many records, the bytes of their bodies, and theirs, in `sums`; `topics`
-   gets where each begins, and ends.  How many topics, at most `room`, or HS_NO_MEMORY; `*end` is where it ended. */
+/* Goes over records as hs_walk() does, and sums for each topic: its records, the bytes of their bodies, and their own
+   bytes.  `topics` gets the begin and end of each topic's name.  Returns how many topics, at most `room`, or
+   HS_NO_MEMORY; sets `*end` to where it ended. */
 static inline int64_t hs_tally(const uint8_t *p, size_t n, size_t until, int64_t offset, uint64_t seed, int64_t *topics,
                                int64_t *sums, size_t room, size_t *end) {
     hs_texts texts;
@@ -108,7 +109,7 @@ static inline int64_t hs_tally(const uint8_t *p, size_t n, size_t until, int64_t
     return known < 0 ? known : texts.count;
 }
 
-/* Of each body, from its begin to its end, the sum that its record should state; 0 if one is not within the data. */
+/* Computes, for each body from its begin to its end, the CRC that its record should state; 0 if one is outside. */
 static inline int hs_sum(const uint8_t *p, size_t n, const int64_t *begins, const int64_t *ends, size_t count,
                          uint32_t *sums) {
     for (size_t i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-/* What a pull takes of a queue: which of its entries, and their records, one behind the other in one buffer.  No Python
-   in here, and no state.  It does not judge what is not ordinary: the reference (haservice.broker.pull.reader) does. */
+/* What a pull takes from a queue: which of its entries, and their records, one behind the other in one buffer.  No
+   Python in here, and no state.  The reference (haservice.broker.pull.reader) judges all that is not ordinary. */
 #pragma once
 #include <errno.h>
 #include <sys/uio.h>
@@ -14,19 +14,19 @@ static inline int32_t hs_unit_size(const uint8_t *unit) { return (int32_t)hs_get
 /* Java compares the lower half of a tags code. */
 static inline int32_t hs_unit_tag(const uint8_t *unit) { return (int32_t)hs_get32(unit + 16); }
 
-/* When a batch is full, and what is for the reference.  `codes`: the tags that are let through, or NULL for all. */
+/* When a batch is full, and which entries the reference judges.  `codes`: the tags codes that pass; NULL for all. */
 typedef struct {
     int64_t floor;    /* where the log begins */
-    int64_t limit;    /* nothing is given that ends behind it */
-    int64_t odd_from; /* what lies from here on is damaged, or behind damage */
+    int64_t limit;    /* no message that ends behind it is given */
+    int64_t odd_from; /* the log from here on is damaged, or behind damage */
     int64_t most;
-    int64_t near_from, near_bytes; /* what lies from there on counts as in memory: so many bytes then */
-    int64_t far_most, far_bytes;   /* so many messages and bytes where it does not */
+    int64_t near_from, near_bytes; /* the log from here on counts as in memory; then so many bytes */
+    int64_t far_most, far_bytes;   /* elsewhere so many messages and bytes */
     const int32_t *codes;
     size_t code_count;
 } hs_pull_rules;
 
-/* What was looked at, and taken, so far; of nothing, all zeros. */
+/* What was looked at and taken so far; all zeros at the start. */
 typedef struct {
     int64_t taken, bytes, first, last_seen, seen_end;
 } hs_choice;
@@ -40,7 +40,7 @@ static inline int hs_tag_passes(const hs_pull_rules *rules, int32_t tag) {
     return 0;
 }
 
-/* 1 if one more message, of `size` bytes at `offset`, is too much for a batch that has some. */
+/* Returns 1 if the batch is not empty, and one more message, of `size` bytes at `offset`, is too much for it. */
 static inline int hs_overflows(const hs_pull_rules *rules, const hs_choice *choice, int64_t offset, int32_t size) {
     if (!choice->taken) return 0;
     if (choice->taken >= rules->most) return 1;
@@ -49,11 +49,13 @@ static inline int hs_overflows(const hs_pull_rules *rules, const hs_choice *choi
     return choice->taken >= rules->far_most || bytes > rules->far_bytes;
 }
 
-/* Looks at `count` entries of a queue, the first of which is number `number`; puts those that are taken into `units`,
-   and their numbers into `numbers`, which have room for `count` of them.  `passed` is how many it is done with.
+/* Looks at `count` entries of a queue, the first of which has the queue offset `number`.  Copies the entries that the
+   pull takes to `units`, and their queue offsets to `numbers`; both have room for `count`.  Sets `passed` to how many
+   entries are done with.
 
-   It ends before one that is too much, or that ends behind the limit; and as HS_CHOICE_ODD at one that no message of
-   the log can be: a blank, one too short, before the log's begin, in damage, or not behind the one before it. */
+   It ends with HS_CHOICE_FULL before an entry that is too much, or whose record ends behind the limit.  It ends with
+   HS_CHOICE_ODD at an entry that no message of the log can have: a blank, one too short, one before the log's begin,
+   one in damage, or one that is not behind the entry before. */
 static inline hs_choice_end hs_choose(const hs_pull_rules *rules, hs_choice *choice, const uint8_t *entries,
                                       size_t count, int64_t number, uint8_t *units, int64_t *numbers,
                                       size_t *passed) {
@@ -77,8 +79,8 @@ static inline hs_choice_end hs_choose(const hs_pull_rules *rules, hs_choice *cho
     return choice->taken >= rules->most ? HS_CHOICE_FULL : HS_CHOICE_GOES_ON;
 }
 
-/* How many bytes the records of these entries are; 0 if one cannot be a record's, lies before `base`, or not behind the
-   one before it. */
+/* How many bytes the records of these entries have; 0 if an entry cannot be a record's, or points before `base`, or not
+   behind the entry before. */
 static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t base) {
     size_t bytes = 0;
     int64_t end = base;
@@ -93,12 +95,12 @@ static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t 
     return bytes;
 }
 
-/* Two records that are closer than this are read in one go: to copy what lies between costs less than one more call. */
+/* Two records that are closer than this are read with one call: copying the gap costs less than a second call. */
 #define HS_GAP_BYTES_MAX 1024
 #define HS_PARTS_MAX 64
 
-/* Reads the records of these entries into `out`, which has room for the hs_units_bytes() of them, not 0; the file's
-   first byte is `base` in the log.  1 if all of it was there: what it was otherwise is not said. */
+/* Reads the records of these entries into `out`, which has room for their hs_units_bytes(); those must not be 0.  The
+   file's first byte is at `base` in the log.  Returns 1 if everything was read, 0 for any failure. */
 static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out) {
     uint8_t between[HS_GAP_BYTES_MAX];
     struct iovec parts[HS_PARTS_MAX];
@@ -124,7 +126,7 @@ static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t c
     return 1;
 }
 
-/* As hs_sound(), of records that follow each other in `p` from its first byte on, in the order of their entries. */
+/* As hs_sound(), for records that lie one behind the other in `p`, in the order of their entries. */
 static inline size_t hs_sound_gathered(const uint8_t *p, size_t n, const uint8_t *units, const int64_t *numbers,
                                        size_t count, const uint8_t *topic, size_t topic_bytes, int64_t queue_id) {
     for (size_t i = 0; i < count; i++) {

@@ -1,7 +1,7 @@
-/* Records that are whole and ordinary, one or a run of them.  No Python in here, and no state.
+/* Whole, ordinary records: one, or several that follow each other.  No Python in here, and no state.
 
-   What is not ordinary is not judged: these functions stop before it, and the reference (records.py) says what
-   it is.  No length that is read is believed before it is held against what is there. */
+   These functions stop before a record that is not ordinary; the reference (records.py) judges it.  They check each
+   length against the bytes that are there before they use it. */
 #pragma once
 #include "crc32.h"
 #include "layout.h"
@@ -15,7 +15,7 @@ static inline void hs_put16(uint8_t *p, uint16_t v) { p[0] = (uint8_t)(v >> 8), 
 static inline void hs_put32(uint8_t *p, uint32_t v) { hs_put16(p, (uint16_t)(v >> 16)), hs_put16(p + 2, (uint16_t)v); }
 static inline void hs_put64(uint8_t *p, uint64_t v) { hs_put32(p, (uint32_t)(v >> 32)), hs_put32(p + 4, (uint32_t)v); }
 
-/* Places are counted from the record's begin. */
+/* Each `…_at` counts from the record's first byte. */
 typedef struct {
     uint32_t size, body_crc, body_at, body_bytes, topic_at, topic_bytes, properties_at, properties_bytes;
     int32_t queue_id, sys_flag;
@@ -28,12 +28,12 @@ static inline int hs_is_topic(const uint8_t *p, size_t n) {
     return (int)good;
 }
 
-/* 1 if a record of MESSAGE_MAGIC, or with `v2` of MESSAGE_MAGIC_V2, begins here, is all there in `available` bytes,
-   and its lengths fill it exactly; nothing else that it says is looked at. */
+/* Returns 1 if a record of MESSAGE_MAGIC, or with `v2` of MESSAGE_MAGIC_V2, begins here, is whole within `available`
+   bytes, and its lengths fill it exactly.  Checks no other field. */
 static inline int hs_measure(const uint8_t *p, size_t available, int v2, hs_record *r) {
     if (available < HS_RECORD_BYTES_MIN) return 0;
     const uint32_t size = hs_get32(p), magic = hs_get32(p + HS_AT_MAGIC);
-    const uint32_t wide = v2 && magic == HS_MAGIC_V2; /* by how much the topic's size is longer */
+    const uint32_t wide = v2 && magic == HS_MAGIC_V2; /* how many bytes the topic's size is longer */
     if ((!wide && magic != HS_MAGIC) || size < HS_RECORD_BYTES_MIN || size > available || size > INT32_MAX) return 0;
     r->size = size;
     r->body_crc = hs_get32(p + HS_AT_BODY_CRC);
@@ -49,7 +49,7 @@ static inline int hs_measure(const uint8_t *p, size_t available, int v2, hs_reco
     r->body_at = HS_AT_BODY + both;
     r->body_bytes = hs_get32(p + HS_AT_BODY_SIZE + both);
     if (r->body_bytes > size - least) return 0;
-    const uint32_t topic_size_at = r->body_at + r->body_bytes; /* at least 3 bytes are there from here on */
+    const uint32_t topic_size_at = r->body_at + r->body_bytes; /* at least 3 bytes follow from here */
     r->topic_at = topic_size_at + 1 + wide;
     r->topic_bytes = wide ? hs_get16(p + topic_size_at) : p[topic_size_at];
     if ((!wide && r->topic_bytes > HS_TOPIC_BYTES_MAX) || r->topic_bytes > size - r->topic_at - 2) return 0;
@@ -58,8 +58,8 @@ static inline int hs_measure(const uint8_t *p, size_t available, int v2, hs_reco
     return r->properties_bytes <= HS_PROPERTIES_BYTES_MAX && r->properties_bytes == size - r->properties_at;
 }
 
-/* 1 if a record of MESSAGE_MAGIC begins here, is all there in `available` bytes, and its lengths, numbers and
-   topic are what a queue can take; the body is not summed. */
+/* Returns 1 if a record of MESSAGE_MAGIC begins here, is whole within `available` bytes, and has lengths, numbers and a
+   topic that a queue can take.  Does not check the body's CRC. */
 static inline int hs_parse(const uint8_t *p, size_t available, hs_record *r) {
     return hs_measure(p, available, 0, r) && r->topic_bytes > 0 && r->queue_id >= 0 && r->queue_offset >= 0 &&
            hs_is_topic(p + r->topic_at, r->topic_bytes);
@@ -69,11 +69,11 @@ static inline int hs_body_is_sound(const uint8_t *p, const hs_record *r) {
     return (hs_crc32(0, p + r->body_at, r->body_bytes) & HS_CRC_MASK) == r->body_crc;
 }
 
-/* Goes over records that follow each other from `p`, which is `offset` in the log; returns how many bytes they
-   are.  `count` of them; `last` is where the last one begins, or -1.  Stops at the first that is not ordinary,
-   that says it belongs elsewhere, or (with `crc`) whose body is not what its CRC is of; and at one that ends
-   behind the offset `torn_from` with a NUL in its properties, which the reference looks at closer.  Bytes that would
-   lie behind the last offset there can be are none of a log. */
+/* Scans consecutive records from `p` on, which is at `offset` in the log; returns their bytes.  Sets `count` to their
+   number, and `last` to where the last one begins, or -1.  Stops at the first record that is not ordinary, whose own
+   offset is wrong, or (with `crc`) whose body does not match its CRC.  Also stops at a record with a NUL in its
+   properties that ends behind `torn_from`: the reference has to look closer.  Returns 0 if the data would reach behind
+   the highest possible offset. */
 static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc, int64_t torn_from, int64_t *count,
                              int64_t *last) {
     size_t at = 0;
@@ -94,7 +94,7 @@ static inline size_t hs_scan(const uint8_t *p, size_t n, int64_t offset, int crc
     return at;
 }
 
-/* Bytes of a log that follow each other, in pieces: as frames bring them. */
+/* A piece of consecutive bytes of a log, for example the body of a transfer. */
 typedef struct {
     const uint8_t *p;
     size_t n;
@@ -102,9 +102,9 @@ typedef struct {
 
 #define HS_CUT_BYTES_MAX (64u << 10)
 
-/* As hs_scan with the CRC, over `count` pieces, the first of which is at `offset` in the log.  A record that is
-   cut by a piece's end is put together in `cut`, HS_CUT_BYTES_MAX bytes, and looked at like all others; a larger
-   one ends this. */
+/* As hs_scan() with `crc`, over `count` pieces, the first of which is at `offset` in the log.  Puts a record that spans
+   pieces together in `cut`, which has HS_CUT_BYTES_MAX bytes, and checks it like all others.  Stops at a larger record
+   that spans pieces. */
 static inline size_t hs_scan_pieces(const hs_piece *pieces, size_t count, int64_t offset, int64_t torn_from,
                                     uint8_t *cut) {
     size_t done = 0, piece = 0, at = 0;
@@ -113,7 +113,7 @@ static inline size_t hs_scan_pieces(const hs_piece *pieces, size_t count, int64_
         const size_t passed = hs_scan(pieces[piece].p + at, pieces[piece].n - at, offset + (int64_t)done, 1, torn_from,
                                       &records, &last);
         done += passed, at += passed;
-        size_t have = 0, size = 4; /* until the record's size is known */
+        size_t have = 0, size = 4; /* 4 until the record's size is known */
         size_t next = piece, next_at = at;
         while (have < size && next < count) {
             const size_t there = pieces[next].n - next_at, wanted = size - have, some = there < wanted ? there : wanted;

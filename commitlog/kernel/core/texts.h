@@ -1,5 +1,5 @@
-/* Texts that lie among bytes: numbers in their place, and where names and values of properties lie.  No Python in
-   here, and no state.  Places are given by the caller, and held against what is there. */
+/* Texts within a buffer: replaces texts by numbers, and finds the names and values of properties.  No Python in here,
+   and no state.  The caller gives the places; the functions check them against the buffer's size. */
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
@@ -10,15 +10,15 @@
 
 enum { HS_ASSIGN = 1, HS_SEPARATE = 2 };
 
-/* Distinct texts, numbered by the order in which they first occur.  `places`: where each begins, and ends. */
+/* Distinct texts, numbered in the order of their first occurrence.  `places`: the begin and end of each. */
 typedef struct {
-    int32_t *slots; /* a number, or -1; half empty at least */
+    int32_t *slots; /* a text's number, or -1; at least half are free */
     uint64_t slot_count, seed;
     int64_t *places;
     int64_t count;
 } hs_texts;
 
-/* Eight bytes, the first of them lowest. */
+/* Eight bytes as a number, the first byte lowest. */
 static inline uint64_t hs_eight(const uint8_t *p) {
     uint64_t v;
     memcpy(&v, p, 8);
@@ -33,18 +33,18 @@ static inline uint64_t hs_mix(uint64_t mixed, uint64_t some) {
     return mixed ^ mixed >> 32;
 }
 
-/* With a seed that nobody knows beforehand, nor does anybody know which texts fall into one slot. */
+/* The seed is secret, so nobody can prepare texts that all fall into one slot. */
 static inline uint64_t hs_text_hash(const uint8_t *p, size_t n, uint64_t seed) {
     uint64_t mixed = seed ^ n, rest = 0;
     if (n >= 8) {
         for (size_t at = 0; at + 8 < n; at += 8) mixed = hs_mix(mixed, hs_eight(p + at));
-        return hs_mix(mixed, hs_eight(p + n - 8)); /* some of its bytes a second time */
+        return hs_mix(mixed, hs_eight(p + n - 8)); /* some bytes are used twice */
     }
     for (size_t at = 0; at < n; at++) rest = rest << 8 | p[at];
     return hs_mix(mixed, rest);
 }
 
-/* Makes the table empty, with room for as many texts as slot_count / 2; 0 if there is no memory. */
+/* Makes an empty table with room for slot_count / 2 texts; returns 0 without memory. */
 static inline int hs_texts_make(hs_texts *t, uint64_t slot_count) {
     t->slots = malloc(slot_count * sizeof(int32_t));
     t->slot_count = slot_count;
@@ -65,7 +65,7 @@ static inline uint64_t hs_texts_free_slot(const hs_texts *t, uint64_t hash) {
     return slot;
 }
 
-/* Twice the slots; 0 if there is no memory, and then all is as it was. */
+/* Doubles the slots; returns 0, with nothing changed, without memory. */
 static inline int hs_texts_grow(hs_texts *t, const uint8_t *data) {
     hs_texts more = *t;
     if (!hs_texts_make(&more, 2 * t->slot_count)) return 0;
@@ -79,8 +79,8 @@ static inline int hs_texts_grow(hs_texts *t, const uint8_t *data) {
     return 1;
 }
 
-/* The number of the text from `begin` to `end` of `data`, which is known to be there.  One that is new gets the next,
-   for which `places` has room; HS_NO_MEMORY if there is none. */
+/* Returns the number of the text from `begin` to `end` of `data`, which the caller has checked.  A new text gets the
+   next number, for which `places` must have room.  Returns HS_NO_MEMORY if an allocation fails. */
 static inline int64_t hs_texts_number(hs_texts *t, const uint8_t *data, int64_t begin, int64_t end) {
     const size_t size = (size_t)(end - begin);
     const uint64_t hash = hs_text_hash(data + begin, size, t->seed);
@@ -103,8 +103,8 @@ static inline int hs_is_within(int64_t begin, int64_t end, size_t n) {
     return 0 <= begin && begin <= end && (uint64_t)end <= n;
 }
 
-/* Of `count` texts from each begin to its end the number; how many distinct ones there are, HS_NO_MEMORY, or
-   HS_OUTSIDE if some text is not within the data.  `places` has room for all. */
+/* Numbers `count` texts, each from its begin to its end.  Returns how many distinct texts there are, HS_NO_MEMORY, or
+   HS_OUTSIDE if a text is outside the data.  `places` must have room for all texts. */
 static inline int64_t hs_number(const uint8_t *data, size_t n, const int64_t *begins, const int64_t *ends, size_t count,
                                 uint64_t seed, int32_t *numbers, int64_t *places) {
     hs_texts texts;
@@ -118,8 +118,8 @@ static inline int64_t hs_number(const uint8_t *data, size_t n, const int64_t *be
     return found < 0 ? found : texts.count;
 }
 
-/* Where pieces of properties go: of which text each is, where its name begins, the sign behind it is, and its value
-   ends; `room` for each. */
+/* The properties that were found, `room` of them at most.  Of each: the number of its text, where its name begins,
+   where the sign behind the name is, and where its value ends. */
 typedef struct {
     int64_t *owners, *names, *assigns, *ends;
     size_t room, count;
@@ -135,9 +135,9 @@ static inline int hs_pieces_add(hs_pieces *out, int64_t owner, int64_t name, int
     return 1;
 }
 
-/* Splits `count` properties, from each begin to its end, into pieces of a name and a value, passing over those without
-   a name, a value or the sign between.  1 if all bytes are ASCII, 0 if not; HS_OUTSIDE if some text is not within the
-   data, or there is no room. */
+/* Splits `count` texts, each from its begin to its end, into properties with a name and a value.  Leaves out pieces
+   without a name, a value or the sign between them.  Returns 1 if all bytes are ASCII, 0 if not, and HS_OUTSIDE if a
+   text is outside the data or `out` has no room. */
 static inline int hs_split(const uint8_t *data, size_t n, const int64_t *begins, const int64_t *ends, size_t count,
                            hs_pieces *out) {
     const uint64_t ones = 0x0101010101010101u, tops = 0x80 * ones;
@@ -155,7 +155,7 @@ static inline int hs_split(const uint8_t *data, size_t n, const int64_t *begins,
                 for (uint64_t at = 0; at < step; at++) some = some << 8 | data[end - 1 - (int64_t)at];
             }
             seen |= some;
-            /* The top bit of each byte that is a sign; perhaps of the one above it, too. */
+            /* Sets the top bit of each byte that is a sign, and perhaps of the byte above it. */
             for (uint64_t signs = (some - 3 * ones) & ~some & tops; signs; signs &= signs - 1) {
                 const int64_t at = place + (__builtin_ctzll(signs) >> 3);
                 if (data[at] == HS_SEPARATE) {

@@ -11,8 +11,8 @@ typedef struct {
     int fd;
 } hs_write;
 
-/* Writes them in their order, each whole; 0, or the errno of the one that failed.  `done`: how many are written.
-   A short write happens at the edge of a full disk or a limit; the next try says which. */
+/* Makes the writes in order, each as a whole.  Returns 0, or the errno of the one that failed; sets `done` to how many
+   are complete.  A short write happens when a disk is nearly full or a limit is near; the next try gives the errno. */
 static inline int hs_write_all(const hs_write *writes, size_t count, size_t *done) {
     for (*done = 0; *done < count; ++*done) {
         hs_write w = writes[*done];

@@ -2,7 +2,6 @@
 
     delayed        SCHEDULE_TOPIC_XXXX, queue = delay level - 1       until their time has come
     half           RMQ_SYS_TRANS_HALF_TOPIC, queue 0                  until their transaction has ended
-    not consumed   %RETRY%group, delayed; at last %DLQ%group          until their consumer tries again
 
 Two properties, REAL_TOPIC and REAL_QID, say where a message belongs.  Like DELAY and TRAN_MSG they stay in
 the message that is stored in the end, as in RocketMQ 4.9.8 (its CommitLog, TransactionalMessageBridge and
@@ -16,14 +15,7 @@ from dataclasses import dataclass
 
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
 from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
-from haservice.broker.metadata.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
-
-DLQ_PREFIX = "%DLQ%"
-DLQ_QUEUE_NUMS = 1
-# The first retry waits for this level, each later one for one level more.
-FIRST_RETRY_LEVEL = 3
-# Clients since 3.4.9 say themselves how often to try a message (MQVersion's ordinal).
-SAYS_MAX_RECONSUME_TIMES = 121
+from haservice.broker.metadata.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"
@@ -34,8 +26,6 @@ TRANSACTION_PREPARED = "TRAN_MSG"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 ORIGINAL = "TRAN_PREPARED_QUEUE_OFFSET"
 WAIT = "WAIT"
-RETRY_TOPIC = "RETRY_TOPIC"
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 
 _I32_MAX = 2**31 - 1
 
@@ -45,14 +35,6 @@ class Redirected(Message):
     """A message on its way elsewhere; the answer to its sender names the queue that it asked for."""
 
     asked_queue_id: int = 0
-
-
-def retry_topic(group: str) -> str:
-    return RETRY_PREFIX + group
-
-
-def dead_letter_topic(group: str) -> str:
-    return DLQ_PREFIX + group
 
 
 def delay_level(properties: Mapping[str, str]) -> int:
@@ -93,25 +75,6 @@ def to_half(message: Message) -> Redirected:
     return _elsewhere(message, HALF_TOPIC, 0, properties, message.sys_flag & ~SYS_TRANSACTION_MASK)
 
 
-def to_dead_letters(message: Message, group: str) -> Redirected:
-    """`message` on its way to the dead letters of `group`, without delay."""
-    properties = decode_properties(message.properties)
-    if DELAY in properties:
-        properties[DELAY] = "0"
-    return Redirected(
-        dead_letter_topic(group),
-        0,
-        message.body,
-        encode_properties(properties),
-        message.flag,
-        message.sys_flag & ~SYS_TRANSACTION_MASK,
-        message.born_timestamp_ms,
-        message.born_host,
-        message.reconsume_times,
-        asked_queue_id=message.queue_id,
-    )
-
-
 def restored(stored: StoredMessage) -> Message:
     """A stored message on its way back to its real topic and queue, with its properties unchanged.
 
@@ -132,43 +95,6 @@ def restored(stored: StoredMessage) -> Message:
         stored.born_host,
         stored.reconsume_times,
     )
-
-
-def sent_back(
-    stored: StoredMessage, group: str, retry_queue_id: int, asked_level: int, times_max: int
-) -> tuple[Message, int]:
-    """(the retry of a message that `group` could not consume, the delay level that it waits for).
-
-    With level 0 it is a dead letter.  `asked_level` is the consumer's: 0 lets the broker choose, and below 0
-    the consumer wants no more tries.
-    """
-    properties = decode_properties(stored.properties)
-    properties.setdefault(RETRY_TOPIC, stored.topic)
-    properties.setdefault(ORIGIN_MESSAGE_ID, stored.message_id)
-    properties[WAIT] = "false"
-    if stored.reconsume_times >= times_max or asked_level < 0:
-        topic, queue_id, level = dead_letter_topic(group), 0, 0
-    else:
-        topic, queue_id = retry_topic(group), retry_queue_id
-        level = asked_level or FIRST_RETRY_LEVEL + stored.reconsume_times
-    properties[DELAY] = str(level)
-    message = Message(
-        topic,
-        queue_id,
-        stored.body,
-        encode_properties(properties),
-        stored.flag,
-        stored.sys_flag,
-        stored.born_timestamp_ms,
-        stored.born_host,
-        stored.reconsume_times + 1,
-    )
-    return message, level
-
-
-def consumed_topic(message: Message) -> str:
-    """The original topic of a message that was sent back."""
-    return decode_properties(message.properties).get(RETRY_TOPIC, message.topic)
 
 
 def _elsewhere(

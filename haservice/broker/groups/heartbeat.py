@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from haservice.broker.delay.redirect import retry_topic
 from haservice.broker.groups.consumers import ClientTable, Peer
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.metadata.topics import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
+from haservice.broker.send.retries import retry_topic
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import (
     ConsumerData,

@@ -34,6 +34,7 @@ class Describe:
         """Who we are and what our log is; in `role`, if we are about to be that."""
         config, log, kept = self.config, self.store.log, self.lineage.state
         role = role or state.who.role
+        role_from, role_why = role.told
         status = self.ha.status()
         is_slave = role.role.is_slave
         heard, is_kept = _heard(kept, status.master)
@@ -46,8 +47,8 @@ class Describe:
             broker_id=role.broker_id,
             file_broker_id=role.file_broker_id,
             role=role.role.value,
-            role_from=role.source,
-            role_why=role.why,
+            role_from=role_from,
+            role_why=role_why,
             replica_id=kept.replica_id,
             segment_bytes=config.log.segment_bytes,
             log_start=log.start,

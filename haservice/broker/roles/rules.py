@@ -57,17 +57,27 @@ class RoleInForce:
 
     @property
     def source(self) -> str:
-        """`file` or `command`."""
-        return "file" if self.command is None else "command"
+        """`file` or `command`; `file` also if a command gave the role that the file asks for."""
+        return "file" if self.command is None or self.agrees else "command"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the role in force is the one that the file asks for."""
+        return (self.role, self.broker_id) == (self.file_role, self.file_broker_id)
 
     @property
     def why(self) -> str:
         return "" if self.command is None else self.command.why
 
     @property
+    def told(self) -> tuple[str, str]:
+        """What status shows: the source, and if it is a command, why it came."""
+        return self.source, self.why if self.source == "command" else ""
+
+    @property
     def said(self) -> str:
-        """What a start logs about it; empty if the file alone decides."""
-        if self.command is not None:
+        """What a start logs about it; empty if the file says the same."""
+        if self.source == "command":
             return (
                 f"{self.role.value} by command ({self.why}); the file's brokerRole={self.file_role.value} "
                 "counts again once it is changed"

@@ -283,10 +283,11 @@ class RoleKeeper:
     def gauges(self) -> Mapping[str, str]:
         """Entries for request 28."""
         last = self.lineage.state.lineage.last
+        role_from, role_why = self.role.told
         return {
             "brokerRole": self.role.role.value,
-            "roleFrom": self.role.source,
-            "roleWhy": self.role.why,
+            "roleFrom": role_from,
+            "roleWhy": role_why,
             "epoch": str(last.number if last is not None else -1),
             "unprovenTerm": self.state.unproven,
         }

@@ -21,19 +21,19 @@ from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
 from commitlog.kernel.records import Message, decode
 from commitlog.log.log import Appended
 from haservice.broker.acl.message_rights import Caller, MessageRights
-from haservice.broker.delay.redirect import (
+from haservice.broker.delay.redirect import to_schedule
+from haservice.broker.groups.subscription_groups import GroupConfig
+from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, SYS_FLAG_UNIT_SUB, TopicTable
+from haservice.broker.pull.query import record_at
+from haservice.broker.send.durability import Durability, PutStatus
+from haservice.broker.send.retries import (
     DLQ_QUEUE_NUMS,
     SAYS_MAX_RECONSUME_TIMES,
     consumed_topic,
     dead_letter_topic,
     retry_topic,
     sent_back,
-    to_schedule,
 )
-from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, SYS_FLAG_UNIT_SUB, TopicTable
-from haservice.broker.pull.query import record_at
-from haservice.broker.send.durability import Durability, PutStatus
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

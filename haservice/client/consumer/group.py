@@ -106,6 +106,12 @@ class GroupMember:
     def subscribe(self, subscription: Subscription) -> None:
         """Replaces an earlier subscription to the topic; readers of its queues go on with the new one."""
         self.subscriptions[subscription.topic] = subscription
+        for tag in subscription.doubtful_tags:
+            logger.warning(
+                "subscription takes this for one tag, `||` stands between tags, and sql=True makes it SQL92"
+                " group=%s topic=%s tag=%r",
+                *(self.membership.group, subscription.topic, tag),
+            )
         for reader in self.readers.values():
             if reader.queue.topic == subscription.topic:
                 reader.subscription = subscription
@@ -122,6 +128,11 @@ class GroupMember:
             names = sorted({queue.broker_name for queue in view.queues or ()})
             if subscription.sql and names:
                 await self._calls.check(names[0], subscription)
+
+    @property
+    def topics(self) -> list[str]:
+        """What the application has subscribed to: without the group's retry topic."""
+        return sorted(set(self.subscriptions) - {retry_topic(self.membership.group)})
 
     def start(self) -> None:
         """Keeps offsets and locks; `balance` or `hold` gives it queues."""

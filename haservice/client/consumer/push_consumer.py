@@ -11,6 +11,7 @@ for asyncio, the second for threads.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -41,6 +42,8 @@ from haservice.client.session import Session
 from haservice.client.traces import TraceWriter
 from haservice.deadline import Deadline
 from haservice.remoting.bodies.clients import MessageQueue
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncPushConsumer:
@@ -165,6 +168,11 @@ class AsyncPushConsumer:
         await self.session.add_consumer(self.group, self._member.data)
         self._member.start()
         self._member.balance()
+        if not self._member.topics:
+            logger.warning(
+                "consumer started without a subscription, no message comes before subscribe(TOPIC) group=%s",
+                self.group,
+            )
         return self
 
     async def close(self) -> None:

@@ -17,6 +17,10 @@ SQL92 = "SQL92"
 # Our brokers refuse longer ones.
 EXPRESSION_CHARS_MAX = 8192
 
+# What no property of a message can hold.
+_IN_NO_PROPERTY = re.compile("[\x01\x02\ud800-\udfff]")
+_LOOKS_LIKE_MORE = re.compile(r"[\s|,]")
+
 # Names of topics and groups; no broker makes others.
 _NAME = re.compile(NAME_LETTERS + "+")
 
@@ -42,6 +46,12 @@ class Subscription:
             raise ValueError(f"subscription to {self.topic}: an SQL92 expression is missing")
         if not self.sql and text not in ("", ALL) and not self.tags:
             raise ValueError(f"subscription to {self.topic}: {self.expression!r} names no tag")
+        for tag in self.tags:
+            if _IN_NO_PROPERTY.search(tag):
+                raise ValueError(
+                    f"subscription to {self.topic}: no message can have the tag {tag!r}: "
+                    "\\x01 and \\x02 end a property, and half a surrogate pair is no text"
+                )
 
     @property
     def tags(self) -> frozenset[str]:
@@ -50,6 +60,11 @@ class Subscription:
         if self.sql or text in ("", ALL):
             return frozenset()
         return frozenset(tag for part in text.split("||") if (tag := part.strip()))
+
+    @property
+    def doubtful_tags(self) -> list[str]:
+        """Tags that are legal, but look like another expression: `A B`, `A | B`, `A, B`, `* || A`, `price > 10`."""
+        return sorted(tag for tag in self.tags if tag == ALL or _LOOKS_LIKE_MORE.search(tag))
 
     @property
     def kind(self) -> str:

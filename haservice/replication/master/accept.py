@@ -310,6 +310,12 @@ def doors_of(
     return doors
 
 
+def check_doors(host: str, doors: Sequence[Door]) -> None:
+    """Raises OSError for a port that could not be opened now."""
+    for door in doors:
+        _listen(host, door).close()
+
+
 def _listen(host: str, door: Door) -> socket.socket:
     port = door.port
     try:

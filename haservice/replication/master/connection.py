@@ -246,10 +246,10 @@ class HAConnection:
         if self._greeting is None:
             return
         if REPORT_NOT_YET in reports:
-            frame = self._greeting.hello()
-            if frame:
+            hello = self._greeting.hello()
+            if hello:
                 reader.expect_hello()
-                self._send(frame)
+                self._send(hello)
         if reader.hello is not None:
             body, reader.hello = reader.hello, None
             self._answer(self._greeting.answer(body))
@@ -263,7 +263,7 @@ class HAConnection:
             with self._group.lock:
                 self.progress.verify(slave.replica_id, slave.position if starts_anew else slave.log.start)
             self.slave, self.listed = slave, answer.verdict.members
-        self._send(answer.frame)
+        self._send(answer.encoded)
         if not accepted:
             verdict = answer.verdict
             raise GreetingRefused(answer.outcome.name, verdict.reason, again=verdict.again)

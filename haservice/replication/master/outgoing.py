@@ -4,10 +4,10 @@
                         one call that does not wait: no send waits for another thread
     ha-write:SLAVE      everything else: log → header and sendfile → link, what a push left over, heartbeats
 
-Bytes leave in the order of the log.  Whoever sends holds `_turn`: the writer for a window of frames, a push
-for one call.  A push that does not get the turn at once, or finds the slave behind, leaves all to the writer,
-which the log then wakes.  If the socket is full, the writer also sends the rest of a frame that a push began;
-nothing overtakes that rest.
+Bytes leave in the order of the log.  Whoever sends holds `_turn`: the writer for a window of transfers, a
+push for one call.  A push that does not get the turn at once, or finds the slave behind, leaves all to the
+writer, which the log then wakes.  If the socket is full, the writer also sends the rest of a transfer that a
+push began; nothing overtakes that rest.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from haservice.replication.pace import Growth, RateMeter
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
 from haservice.replication.wire.transport import Transport
 
-# The writer holds a segment for this many frames at a time, which makes its part of the work cheap per frame.
-FRAMES_PER_WINDOW = 64
+# The writer holds a segment for this many transfers at a time, which makes its part of the work cheap.
+TRANSFERS_PER_WINDOW = 64
 # The most that one append pushes to a slave: some 50 µs of copying, which the appending thread spends.
 PUSH_BYTES_MAX = 256 * 1024
 # With less than this left to send, a slave whose bytes gather has caught up.
@@ -55,23 +55,23 @@ class SourceLog(Protocol):
 
 
 class Rest(NamedTuple):
-    """What is left of a frame that has begun: the rest of its header, then the log from `begin` to `end`."""
+    """What is left of a transfer that has begun: of its header, and then the log from `begin` to `end`."""
 
     header: bytes
     begin: int
     end: int
 
 
-def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[list[Buffer], list[int]]:
-    """Bytes from `begin` on as frames of at most `batch_bytes`: the pieces of their headers and bodies, and
-    where each frame ends.
+def transfers_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[list[Buffer], list[int]]:
+    """Bytes from `begin` on as transfers of at most `batch_bytes`: the pieces of their headers and bodies,
+    and where each transfer ends.
 
-    Where it can, a frame ends between buffers: a record that is whole in its frame costs the slave less.
+    Where it can, a transfer ends between buffers: a record that is whole in one costs the slave less.
     """
     if len(buffers) == 1 and (size := len(buffers[0])) <= batch_bytes:
         return [TRANSFER_HEADER.pack(begin, size), buffers[0]], [begin + size]
     pieces: list[Buffer] = []
-    heads: list[tuple[int, int]] = []  # each frame's first piece, and its begin
+    heads: list[tuple[int, int]] = []  # each transfer's first piece, and its begin
     ends: list[int] = []
     end = begin
     for piece in _pieces(buffers, batch_bytes):
@@ -82,8 +82,8 @@ def frames_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tuple[
             pieces.append(b"")
         pieces.append(piece)
         end = ends[-1] = end + size
-    for (at, start), frame_end in zip(heads, ends, strict=True):
-        pieces[at] = TRANSFER_HEADER.pack(start, frame_end - start)
+    for (at, start), transfer_end in zip(heads, ends, strict=True):
+        pieces[at] = TRANSFER_HEADER.pack(start, transfer_end - start)
     return pieces, ends
 
 
@@ -99,8 +99,8 @@ def _pieces(buffers: Sequence[Buffer], size: int) -> Iterator[Buffer]:
 
 
 def rest_of(begin: int, ends: Sequence[int], sent: int) -> Rest | None:
-    """What is left of the first frame that is not fully sent, after the first `sent` bytes of the frames from
-    `begin` to `ends`.  The frames behind it have not begun.  None if all is sent."""
+    """What is left of the first transfer that is not fully sent, after the first `sent` bytes of those
+    from `begin` to `ends`.  Those behind it have not begun.  None if all is sent."""
     if sent == len(ends) * HEADER_BYTES + ends[-1] - begin:
         return None
     for end in ends:
@@ -191,7 +191,7 @@ class Outgoing:
     def _push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
         assert self._turn.locked()
         assert self._prompt is not None
-        pieces, ends = frames_of(begin, buffers, self._batch_bytes)
+        pieces, ends = transfers_of(begin, buffers, self._batch_bytes)
         if len(pieces) > PIECES_MAX:
             return
         # First: the slave's ack of these bytes may be read before the call returns here.
@@ -230,7 +230,7 @@ class Outgoing:
         if end <= progress.sent:
             return False
         self._growth.note(end, now_s)
-        window = log.transfer_window(progress.sent, self._batch_bytes * FRAMES_PER_WINDOW)
+        window = log.transfer_window(progress.sent, self._batch_bytes * TRANSFERS_PER_WINDOW)
         if window is not None:
             with window:
                 self.send_window(window)
@@ -239,7 +239,7 @@ class Outgoing:
         return True
 
     def _send_rest(self, rest: Rest) -> None:
-        """Sends what a push left: the rest of its frame, and later frames that count as sent."""
+        """Sends what a push left: the rest of its transfer, and later ones that count as sent."""
         header, position, end = rest
         sent = self._progress.sent
         while position < sent:
@@ -248,7 +248,7 @@ class Outgoing:
             while position < end:
                 window = self._log.transfer_window(position, end - position)
                 if window is None:
-                    raise OSError(f"log ended at {position}, {end - position} bytes short of a frame")
+                    raise OSError(f"log ended at {position}, {end - position} bytes short of a transfer")
                 with window:
                     self._send_file(window.fd, window.file_position, window.length)
                 position += window.length
@@ -257,7 +257,7 @@ class Outgoing:
         self._rest = None
 
     def send_window(self, window: Window) -> None:
-        """Sends the window frame by frame, with two system calls each; headers cannot be merged."""
+        """Sends the window transfer by transfer, with two system calls each; headers cannot be merged."""
         progress, batch_bytes = self._progress, self._batch_bytes
         position, left = window.file_position, window.length
         while left:
@@ -274,7 +274,7 @@ class Outgoing:
         while size:
             sent = self._transport.send_file(source, position, size)
             if sent == 0:
-                raise OSError(f"segment ended at {position}, {size} bytes short of its frame")
+                raise OSError(f"segment ended at {position}, {size} bytes short of its transfer")
             position += sent
             size -= sent
 

@@ -2,8 +2,8 @@
 
     news (another master, stop) → else: wait for bytes or time → event → actions → …
 
-HAClient receives into one buffer, checks frame by frame and record by record, and appends with one write per
-segment and read; no byte is copied twice.
+HAClient receives into one buffer, checks transfer by transfer and record by record, and appends with one
+write per segment and read; no byte is copied twice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from haservice.replication.slave.actions import (
 )
 from haservice.replication.slave.actions import Rejoin as DoRejoin
 from haservice.replication.slave.dial import dial, parse_address
-from haservice.replication.slave.frame_check import RecordCheck, first_bytes
+from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
 from haservice.replication.slave.session import SlaveSession
 from haservice.replication.slave.states import State

@@ -43,7 +43,7 @@ from haservice.replication.slave.actions import (
     Tell,
 )
 from haservice.replication.slave.dial import AGAIN_S
-from haservice.replication.slave.frame_check import BadRecord
+from haservice.replication.slave.record_check import BadRecord
 from haservice.replication.slave.rejoin import Check
 from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.replication.wire.greeting import GreetedLog, GreetingRefused, SlaveGreeting
@@ -261,17 +261,17 @@ class SlaveSession:
     # -- greeting -----------------------------------------------------------------------------------
 
     def _hear_greeting(self, now_s: float) -> Sequence[Action]:
-        greeting, frame = self._greeting, self._reader.peer_frame()
+        greeting, heard = self._greeting, self._reader.greeting()
         assert greeting is not None
-        if frame is None:
+        if heard is None:
             return self._no_word(now_s) if self._reader.is_transfer or now_s >= self._until_s else ()
         if self.state is State.VERDICT:
-            return self._settle(greeting, _body(frame, VERDICT_OFFSET))
+            return self._settle(greeting, _body(heard, VERDICT_OFFSET))
         self._note_ours()
         self._move(Event.HELLO)
         self._until_s = now_s + VERDICT_S
         try:
-            answer = greeting.on_hello(_body(frame, HELLO_OFFSET))
+            answer = greeting.on_hello(_body(heard, HELLO_OFFSET))
         finally:
             if greeting.master is not None:
                 self.followed_end = -1
@@ -481,8 +481,8 @@ class SlaveSession:
         return (Tell(level, text, (self.address, self._log.end, error)),)
 
 
-def _body(frame: tuple[int, bytes], mark: int) -> bytes:
-    """The frame's body.  Raises ProtocolError if it is another frame."""
-    if frame[0] != mark:
-        raise ProtocolError(f"a greeting {frame[0]}, expected was {mark}")
-    return frame[1]
+def _body(heard: tuple[int, bytes], mark: int) -> bytes:
+    """The body of what was heard.  Raises ProtocolError if it is not what `mark` stands for."""
+    if heard[0] != mark:
+        raise ProtocolError(f"a greeting {heard[0]}, expected was {mark}")
+    return heard[1]

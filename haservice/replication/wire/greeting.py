@@ -1,9 +1,9 @@
 """Greeting: how two brokers of ours agree, before a byte flows, from where the slave goes on.  Pure.
 
     SlaveGreeting                                  MasterGreeting
-    call()          ──── report −1 ────▶           hello()         a frame, once
+    call()          ──── report −1 ────▶           hello()         its bytes, once
     on_hello(body)  ◀──── hello ────────
-                    ──── slave hello ──▶           answer(body)    a frame, and what it means
+                    ──── slave hello ──▶           answer(body)    a verdict, and what it means
     on_verdict(body)    ◀──── verdict ──────
     plan, master                                   slave, outcome
 
@@ -33,7 +33,7 @@ from haservice.replication.wire.hello import (
     Verdict,
     digest,
 )
-from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, peer_frame, slave_hello_block
+from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, greeting_bytes, slave_hello_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,16 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`frame` goes to the slave; unless the slave is accepted, the connection then ends."""
+    """`encoded`, the verdict, goes to the slave; unless the slave is accepted, the connection then ends."""
 
-    frame: bytes
+    encoded: bytes
     outcome: Outcome
     slave: SlaveHello
     verdict: Verdict
 
 
 def _answer(outcome: Outcome, slave: SlaveHello, verdict: Verdict) -> Answer:
-    return Answer(peer_frame(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
+    return Answer(greeting_bytes(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
 
 
 def span_of(log: GreetedLog) -> LogSpan:
@@ -132,7 +132,7 @@ class MasterGreeting:
         self._answered = False
 
     def hello(self) -> bytes:
-        """The frame that answers a first report of −1; empty if it was sent already."""
+        """The bytes that answer a first report of −1; empty if it was sent already."""
         if self.said is not None:
             return b""
         lineage, log = self._lineage(), span_of(self._log)
@@ -149,7 +149,7 @@ class MasterGreeting:
             nonce=self._nonce(),
             heartbeat_ms=self._facts.heartbeat_ms,
         )
-        return peer_frame(HELLO_OFFSET, self.said.encode())
+        return greeting_bytes(HELLO_OFFSET, self.said.encode())
 
     def answer(self, body: bytes) -> Answer:
         """Judges a slave's hello.  Raises ProtocolError if it is no hello, or comes out of turn."""

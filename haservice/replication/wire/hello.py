@@ -1,13 +1,13 @@
 """The handshake by which our brokers recognise each other on the HA port.  Pure: bytes in, values out.
 
     slave → master    report −1                          a stock master ignores it, and stays silent
-    master → slave    offset −1 | size | MasterHello     a frame that a stock slave is never sent
+    master → slave    offset −1 | size | MasterHello     a stock slave is never sent one
     slave → master    −2 | size | SlaveHello             what it will hold after it has changed its log
     master → slave    offset −2 | size | Verdict         after it has compared the digest with its own bytes
     slave → master    report ≥ 0                         from here on the classic wire
 
-Bodies are JSON objects.  Unknown fields are ignored, so that later versions may say more.  The frames'
-headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
+Bodies are JSON objects.  Unknown fields are ignored, so that later versions may say more.  The
+master's headers are those of transfers (12 bytes), the slave's words those of reports (8 bytes each).
 
 The digest covers the last `digestBytes` below `position` or below the end that the master's hello told,
 whichever is nearer.  Both sides hold those bytes, even when the slave is ahead.  Where a segment ends in

@@ -5,7 +5,7 @@
     report     | offset 8 |                            end of what the slave holds
 
 Integers are big-endian and signed, as Java writes them.  The slave speaks first.  Nothing else ever travels
-between a stock broker and one of ours.  Two brokers of ours use a few more frames, before the first transfer:
+between a stock broker and one of ours.  Two brokers of ours greet each other before the first transfer:
 
     report −1                       a call, which a stock master ignores
     hello      | −1 8 | size 4 | body n |
@@ -34,9 +34,9 @@ HEADER_BYTES = TRANSFER_HEADER.size
 REPORT_BYTES = REPORT.size
 assert (HEADER_BYTES, REPORT_BYTES) == (12, 8)
 
-# A Java slave reads into a fixed 4 MiB buffer; a larger frame would stall it for ever.
-FRAME_BYTES_MAX = 4 * 1024 * 1024
-BODY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES
+# A Java slave reads into a fixed 4 MiB buffer; a larger transfer would stall it for ever.
+TRANSFER_BYTES_MAX = 4 * 1024 * 1024
+BODY_BYTES_MAX = TRANSFER_BYTES_MAX - HEADER_BYTES
 
 # What a slave that has nothing reports.  Our master ignores it, as a stock one does.
 REPORT_NOTHING = 0
@@ -89,7 +89,7 @@ class LateHello(ProtocolError):
     """The master is one of ours, and says so amid transfers: it was taken for a stock one."""
 
 
-def peer_frame(mark: int, body: bytes) -> bytes:
+def greeting_bytes(mark: int, body: bytes) -> bytes:
     """A master's hello or verdict as it travels."""
     return TRANSFER_HEADER.pack(mark, len(body)) + body
 
@@ -178,13 +178,13 @@ class TransferReader:
     """Turns the master's bytes into runs of checked bodies, without copying them.  Owned by one thread.
 
     Receive into `space()`, call `received(n)`, then take `runs(end)`.  The views in a run are valid until the
-    next space().  A frame counts once it is whole: a frame that was cut off is dropped with the reader.
+    next space().  A transfer counts once it is whole: one that was cut off is dropped with the reader.
     """
 
     def __init__(self, segment_bytes: int, receive_bytes: int) -> None:
         self._segment_bytes = segment_bytes
         self._receive_bytes = receive_bytes
-        self._buffer = bytearray(FRAME_BYTES_MAX + receive_bytes)
+        self._buffer = bytearray(TRANSFER_BYTES_MAX + receive_bytes)
         self._view = memoryview(self._buffer)
         self._parsed = 0
         self._filled = 0
@@ -194,7 +194,7 @@ class TransferReader:
         self._parsed = self._filled = 0
 
     def space(self) -> memoryview:
-        """Where to receive next.  First moves what is left of a cut frame to the front."""
+        """Where to receive next.  First moves what is left of a cut transfer to the front."""
         if self._parsed:
             rest = self._filled - self._parsed
             self._view[:rest] = self._view[self._parsed : self._filled]
@@ -204,11 +204,11 @@ class TransferReader:
     def received(self, count: int) -> None:
         self._filled += count
 
-    def peer_frame(self) -> tuple[int, bytes] | None:
+    def greeting(self) -> tuple[int, bytes] | None:
         """The master's hello or verdict that the stream begins with, as its mark and its body.
 
         None while it is not whole; also if something else comes, which runs() takes: see is_transfer.  Raises
-        ProtocolError for a size that no such frame has.
+        ProtocolError for a size that no greeting has.
         """
         if self._filled - self._parsed < HEADER_BYTES or self.is_transfer:
             return None
@@ -223,16 +223,16 @@ class TransferReader:
 
     @property
     def is_transfer(self) -> bool:
-        """Whether the bytes at hand begin a frame that is neither hello nor verdict."""
+        """Whether the bytes at hand begin neither a hello nor a verdict."""
         data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
         return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
 
     def runs(self, end: int, count: int = 0) -> list[Run]:
-        """The whole frames at hand, with `count` bytes more than before, as runs that continue a log which
-        ends at `end`.
+        """The whole transfers at hand, with `count` bytes more than before, as runs that continue a log
+        which ends at `end`.
 
-        A log that ends at 0 takes its first frame wherever a segment begins; a heartbeat there gives a run
-        without bodies.  Raises ProtocolError at the first frame that does not fit.  The frames before it are
+        A log that ends at 0 takes its first transfer wherever a segment begins; a heartbeat there gives a run
+        without bodies.  Raises ProtocolError at the first transfer that does not fit.  Those before it are
         lost with it, because the slave will report again what it holds.
         """
         self._filled += count
@@ -246,7 +246,7 @@ class TransferReader:
             offset, size = unpack(buffer, position)
             body = position + HEADER_BYTES
             if offset == end and 0 < size <= min(boundary - end, BODY_BYTES_MAX, filled - body):
-                # Nearly all frames: whole, and inside the segment.
+                # Nearly all transfers: whole, and inside the segment.
                 position = body + size
                 bodies.append(view[body:position])
                 end += size

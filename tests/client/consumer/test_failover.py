@@ -18,7 +18,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from tests.client.consumer.consuming import Seen
 from tests.cluster.conftest import admin, make_pair, pytest_runtest_makereport
-from tests.cluster.support import TOPIC, frozen, numbered, send_ok, start_with_topic, wait_level
+from tests.cluster.support import TOPIC, frozen, numbered, send_ok, start_with_topic, wait_caught_up
 from tests.support.waiting import PATIENCE_S, wait_until
 
 __all__ = ["admin", "make_pair", "pytest_runtest_makereport"]
@@ -65,7 +65,7 @@ def test_a_killed_master(orderly: bool, make_pair: MakePair, admin: Ask) -> None
         wait_until(lambda: len(seen.messages) == 100, "all have come")
         consumer.pause()
         send_ok(pair.master_addr, numbered(100, 200))
-        wait_level(pair, ask)
+        wait_caught_up(pair, ask)
         pair.processes["broker-a"].kill()
         consumer.resume()
         if not orderly:  # locks are the master's
@@ -86,7 +86,7 @@ def test_a_frozen_master(make_pair: MakePair, admin: Ask) -> None:
     with push(pair, seen):
         send_ok(pair.master_addr, numbered(0, 100))
         wait_until(lambda: len(seen.messages) == 100, "all have come")
-        wait_level(pair, ask)
+        wait_caught_up(pair, ask)
         with frozen(pair.processes["broker-a"].popen):
             promote(ask, pair.slave_addr)
             wait_until(lambda: is_master(ask, pair.slave_addr), "the route leads to the new master")

@@ -139,6 +139,39 @@ def test_two_groups_over_one_session_each_get_everything(cluster: Cluster) -> No
     run(main())
 
 
+def test_a_start_without_a_subscription_is_told_once_and_one_with_it_is_not(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.start()
+
+    def warnings() -> list[str]:
+        return [text for text in caplog.messages if "without a subscription" in text]
+
+    async def main() -> None:
+        async with push(cluster, "subscribed", Seen()):
+            assert warnings() == []
+        async with push(cluster, "g", Seen(), topic=None) as consumer:
+            (warning,) = warnings()
+            assert warning.endswith("subscribe(TOPIC) group=g")
+            await consumer.start()
+            consumer.subscribe("Orders")
+            assert len(warnings()) == 1
+
+    run(main())
+
+
+def test_a_tag_that_looks_like_several_is_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with push(cluster, "g", Seen(), topic=None) as consumer:
+            consumer.subscribe("Orders", "TagA || TagB")
+            assert "one tag" not in caplog.text
+            consumer.subscribe("Orders", "TagA | TagB || TagC")
+
+    run(main())
+    (warning,) = [text for text in caplog.messages if "one tag" in text]
+    assert warning.endswith("group=g topic=Orders tag='TagA | TagB'")
+
+
 def test_a_topic_that_is_made_later_is_consumed_then(cluster: Cluster) -> None:
     node = cluster.start()
 

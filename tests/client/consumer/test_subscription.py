@@ -29,11 +29,39 @@ def test_sql() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "sql", "text"),
-    [("||", False, "names no tag"), (" ", True, "is missing"), ("a" * 8193, False, "at most 8192")],
+    [
+        ("||", False, "names no tag"),
+        (" ", True, "is missing"),
+        ("a" * 8193, False, "at most 8192"),
+        ("A || B\x02", False, r"no message can have the tag 'B\\x02'"),
+        ("\ud800", False, "no message can have the tag"),
+    ],
 )
 def test_what_no_broker_would_take_is_refused(expression: str, sql: bool, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Subscription("T", expression, sql)
+
+
+@pytest.mark.parametrize(
+    ("expression", "doubtful"),
+    [
+        ("TagA || TagB", []),
+        ("\nTagA\t||\nTagB\n", []),
+        ("*", []),
+        ("TagA TagB || TagC", ["TagA TagB"]),
+        ("TagA\nTagB", ["TagA\nTagB"]),
+        ("TagA | TagB", ["TagA | TagB"]),
+        ("TagA,TagB", ["TagA,TagB"]),
+        ("* || TagA", ["*"]),
+        ("price > 10", ["price > 10"]),
+    ],
+)
+def test_tags_that_look_like_another_expression_are_told_apart(expression: str, doubtful: list[str]) -> None:
+    assert Subscription("T", expression).doubtful_tags == doubtful
+
+
+def test_an_sql92_expression_has_no_tags_to_doubt() -> None:
+    assert Subscription("T", "price > 10", sql=True).doubtful_tags == []
 
 
 def test_topics_of_a_group() -> None:

@@ -16,7 +16,7 @@ from commitlog.queues.readable_queue import Entry
 from haservice.broker.pull.sound_read import read_sound
 from haservice.broker.roles.peer_repair import whole_records as pulled_records
 from haservice.errors import ProtocolError
-from haservice.replication.slave.frame_check import BadRecord, RecordCheck
+from haservice.replication.slave.record_check import BadRecord, RecordCheck
 from tests.commitlog.kernel.recipes import (
     QUEUE,
     QUEUE_OFFSET,

@@ -10,7 +10,7 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.commands.topics.topic_changes import delete_topic_everywhere
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.broker.delay.redirect import dead_letter_topic, retry_topic
+from haservice.broker.send.retries import dead_letter_topic, retry_topic
 from haservice.remoting.bodies.clients import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import DeleteSubscriptionGroupHeader

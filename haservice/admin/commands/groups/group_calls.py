@@ -8,7 +8,7 @@ from functools import partial
 
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.fanout import ask_each
-from haservice.broker.delay.redirect import retry_topic
+from haservice.broker.send.retries import retry_topic
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.admin import ConsumerConnection, ConsumerRunningInfo, ConsumeStats
 from haservice.remoting.bodies.clients import MASTER_ID

@@ -22,7 +22,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
-from haservice.admin.fanout import say_failures
+from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import (
@@ -391,7 +391,7 @@ def ha_status(
     """
     with Admin(namesrv) as admin:
         if interval_s is None:
-            if not show_seen(take(admin, broker, cluster), output_format):
+            if not _show(admin, take(admin, broker, cluster), output_format):
                 sys.exit(1)
             return
         with suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
@@ -410,4 +410,11 @@ def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_fo
     if output_format == "table":
         click.clear()
         echo(time.strftime("%H:%M:%S"))
-    show_seen(seen, output_format)
+    _show(admin, seen, output_format)
+
+
+def _show(admin: Admin, seen: Sequence[Seen], output_format: str) -> bool:
+    complete = show_seen(seen, output_format)
+    if not seen:
+        say_none_registered(admin, output_format)
+    return complete

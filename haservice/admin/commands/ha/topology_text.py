@@ -85,6 +85,6 @@ def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
             f"from that master{when}{before}: what came later, without an OK, is not known."
         )
     return (
-        f"That is the least: {shown_addr(by.addr)} last heard from the last master{when}{before}.\n"
+        f"More may be lost than is known: {shown_addr(by.addr)} last heard from the last master{when}{before}.\n"
         "What that master accepted later is not known."
     )

@@ -13,7 +13,7 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.commands.ha.ha_status import ha_status
-from haservice.admin.fanout import say_failures
+from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.errors import RemotingError
 from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
 from haservice.terminal.output import (
@@ -128,6 +128,8 @@ def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
         echo(to_json(rows))
     else:
         show(cluster_table(rows), output_format)
+    if not found:
+        say_none_registered(admin, output_format)
     say_failures(list(failures.values()))
     return not failures
 
@@ -144,7 +146,8 @@ def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
     """Shows each master's messages of yesterday, and since midnight; returns whether all answered."""
     table = Table(MORE_COLUMNS)
-    found, failures = runtime_infos(admin, [one for one in admin.brokers(cluster) if one.is_master])
+    brokers = admin.brokers(cluster)
+    found, failures = runtime_infos(admin, [one for one in brokers if one.is_master])
     for broker, info in found.items():
         spans = (("TodayMorning", "YesterdayMorning"), ("TodayNow", "TodayMorning"))
         grown = [
@@ -154,6 +157,8 @@ def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
         ]
         table.add(broker.cluster, broker.name, *grown)
     show(table, output_format)
+    if not brokers:
+        say_none_registered(admin, output_format)
     say_failures(list(failures.values()))
     return not failures
 

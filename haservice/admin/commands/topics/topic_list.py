@@ -10,9 +10,9 @@ from dataclasses import replace
 import click
 
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.fanout import ask_each
-from haservice.broker.delay.redirect import DLQ_PREFIX
+from haservice.admin.fanout import ask_each, say_none_registered
 from haservice.broker.metadata.topics import PERM_READ, RETRY_PREFIX
+from haservice.broker.send.retries import DLQ_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import GroupList
 from haservice.remoting.bodies.clients import MessageQueue, TopicRouteData
@@ -66,11 +66,16 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
     """Lists topics, a name in each line."""
     with Admin(namesrv) as admin:
         if cluster == ALL_CLUSTERS:
-            show(cluster_table(admin), output_format)
+            table = cluster_table(admin)
+            show(table, output_format)
+            if not table.rows and not admin.brokers():
+                say_none_registered(admin, output_format)
             return
         if cluster is not None:
             admin.brokers(cluster)  # says so when there is no such cluster
         names = admin.topics(cluster)
+        if not names and not admin.brokers():
+            say_none_registered(admin, output_format)
     if output_format == "json":
         echo(to_json([{"topic": name} for name in names]))
         return

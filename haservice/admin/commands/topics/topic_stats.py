@@ -11,8 +11,8 @@ import click
 from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consume_stats
 from haservice.admin.commands.topics.topic_list import topic_groups
-from haservice.broker.delay.redirect import DLQ_PREFIX
 from haservice.broker.metadata.topics import RETRY_PREFIX
+from haservice.broker.send.retries import DLQ_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import BrokerStatsData
 from haservice.remoting.bodies.clients import MASTER_ID

@@ -1,6 +1,6 @@
 """RecordCheck: what a slave checks in its master's bytes before it stores or acknowledges them.  Pure.
 
-    frames on the wire   |───────|───────|───────|───────|───────|     cut anywhere: a record may span many
+    transfers            |───────|───────|───────|───────|───────|     cut anywhere: a record may span many
     records of the log   |──|───|─────|────────────────────────|──
                                       ▲ whole            ▲ end
     stored               ─────────────────────────────────▶           bytes of an unfinished record, too
@@ -51,7 +51,7 @@ from commitlog.kernel.records import is_topic, record_size
 from commitlog.kernel.scan import pass_ordinary
 from haservice.errors import ProtocolError
 
-# A record that spans two frames is put together up to this size.
+# A record that spans two transfers is put together up to this size.
 _CUT_BYTES_MAX = 1 << 16
 _NOTHING = memoryview(b"")
 # How much of the log is read at once when a check has to catch up with the log.
@@ -197,7 +197,7 @@ class RecordCheck:
             self._seam = seam
             raise
 
-    # -- records in one frame, or in two of one append: nearly all ----------------------------------------
+    # -- records in one transfer, or in two of one append: nearly all -------------------------------------
 
     def _pass_many(self, buffers: Sequence[memoryview]) -> int:
         """Passes over whole, ordinary records of all buffers at once; returns how many buffers are done."""
@@ -246,7 +246,7 @@ class RecordCheck:
     def _take(self, view: memoryview, position: int) -> int:
         """Goes on with the record that begins at `whole`, up to its end or the view's.  Raises BadRecord.
 
-        Fields that a frame cuts are held until they are complete; other fields are checked in place.
+        Fields that a transfer's end cuts are held until they are complete; other fields are checked in place.
         """
         end, held = len(view), self._held
         while position < end:

@@ -19,7 +19,7 @@ from commitlog.kernel import native
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
 from commitlog.kernel.records import Message, encode, stamp
 from haservice.errors import ProtocolError
-from haservice.replication.slave.frame_check import BadRecord, RecordCheck, first_bytes
+from haservice.replication.slave.record_check import BadRecord, RecordCheck, first_bytes
 from tests.support.messages import batch_body, message, open_log, whole_log
 
 pytestmark = pytest.mark.usefixtures("build")
