@@ -19,6 +19,7 @@ from haservice.client import (
     PullConsumer,
     PushConsumer,
     Received,
+    RetryLater,
     TransactionState,
 )
 from haservice.errors import HAServiceError
@@ -120,7 +121,7 @@ class MixedLoad:
 
         def handle(message: Received) -> None:
             if message.queue_offset % 500 == 499 and message.reconsume_times == 0:
-                raise ValueError("it comes again")
+                raise RetryLater(1)
 
         with PushConsumer("soak-pushed", handle, self._options) as staying:
             staying.subscribe(TOPIC)
