@@ -103,9 +103,12 @@ class Descriptors:
         if file.gone and not file.users:
             self._close(file)
 
-    def create(self, file: BorrowedFile, size: int) -> None:
-        """Makes the file, `size` allocated zero bytes long.  Raises OSError and leaves nothing then."""
-        fd = self._files.create(file.path, size)
+    def create(self, file: BorrowedFile, size: int, allocated: int) -> None:
+        """Makes the file, `size` zero bytes long, the first `allocated` of them allocated.
+
+        Raises OSError and leaves nothing then.
+        """
+        fd = self._files.create(file.path, size, allocated=allocated)
         with self._lock:
             file.fd = fd
             self._evict()

@@ -142,7 +142,7 @@ class QueueFiles:
                 return
             if not last or size > self.file_bytes or any(self._files.pread(fd, size, 0)):
                 raise SegmentSizeMismatch(file.path, size, self.file_bytes)
-            self._files.allocate(fd, self.file_bytes)
+            self._files.lengthen(fd, self.file_bytes)
 
     def _path(self, start: int) -> Path:
         return self.directory / f"{start:0{NAME_DIGITS}d}"
@@ -198,7 +198,8 @@ class QueueFiles:
         self._files.make_directory(self.directory, durable=False)
         file = QueueFile(self._path(start), start)
         self._unsynced_names = True
-        self._descriptors.create(file, self.file_bytes)
+        # Most queues are short.  A write finds room for its pages, or fails as every write may.
+        self._descriptors.create(file, self.file_bytes, allocated=0)
         self._list = (*self._list, file)
         return file
 
