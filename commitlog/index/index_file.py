@@ -31,7 +31,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from commitlog.disk.descriptors import BorrowedFile, Descriptors
+from commitlog.disk.descriptors import Descriptors, NamedFile
 from commitlog.disk.files import Files
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.kernel import native
@@ -122,7 +122,7 @@ class IndexFile:
         self._size = file_bytes(slots, entries)
         self._files = files
         self._descriptors = descriptors
-        self._file = BorrowedFile(path)
+        self._file = NamedFile(path)
         self._map: mmap.mmap | None = None
         # The mapping may be written below this entry: there is room on the disk.
         self._room = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -39,16 +40,18 @@ class SmallDisk:
     def fill(self) -> None:
         with self._ballast.open("ab", buffering=0) as file:
             for step in (1 << 20, 1 << 16, 4096, 4096):
-                try:
-                    while True:
-                        file.write(bytes(step))
-                except OSError as error:
-                    assert error.errno == errno.ENOSPC
+                with pytest.raises(OSError, match="No space left"):
+                    _write_on(file, step)
                 # What was reserved for it and not needed is free again.
                 os.fsync(file.fileno())
 
     def make_room(self) -> None:
         self._ballast.unlink()
+
+
+def _write_on(file: io.FileIO, step: int) -> None:
+    while True:
+        file.write(bytes(step))
 
 
 def _tmpfs(root: Path, closing: ExitStack) -> SmallDisk:
