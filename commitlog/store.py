@@ -121,7 +121,7 @@ class Store:
                 segments.truncate(rewinding.offset, rewinding.end)
             self.queues = ConsumeQueues(options.root / "consumequeue", options.queue_file_size, files)
             self._opened.callback(self.queues.close)
-            self.queues.load()
+            self.queues.load(segments.start)
             self.checkpoint = Checkpoint(options.root / "checkpoint", files)
             self._opened.callback(self.checkpoint.close)
             self.index = IndexFiles(

@@ -26,15 +26,32 @@ def descriptors_max() -> int:
 
 
 class BorrowedFile:
-    """A file, opened when needed.  Its Descriptors own all but `path`, under their lock."""
+    """A file, opened when needed.  Its Descriptors own all but its path, under their lock."""
 
-    __slots__ = ("fd", "gone", "path", "users")
+    __slots__ = ("fd", "gone", "users")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.fd = -1
         self.users = 0
         self.gone = False
+
+    @property
+    def path(self) -> Path:
+        raise NotImplementedError
+
+
+class NamedFile(BorrowedFile):
+    """A file that keeps its path."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
 
 class Descriptors:
@@ -103,9 +120,12 @@ class Descriptors:
         if file.gone and not file.users:
             self._close(file)
 
-    def create(self, file: BorrowedFile, size: int) -> None:
-        """Makes the file, `size` allocated zero bytes long.  Raises OSError and leaves nothing then."""
-        fd = self._files.create(file.path, size)
+    def create(self, file: BorrowedFile, size: int, allocated: int) -> None:
+        """Makes the file, `size` zero bytes long, the first `allocated` of them allocated.
+
+        Raises OSError and leaves nothing then.
+        """
+        fd = self._files.create(file.path, size, allocated=allocated)
         with self._lock:
             file.fd = fd
             self._evict()

@@ -67,14 +67,18 @@ class Files(Protocol):
     def open_to_read(self, path: Path) -> int:
         """Opens an existing file, to read only, with a descriptor of its own."""
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
-        """Makes a file of `size` zero bytes, all of them allocated.  Leaves nothing behind if it fails.
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
+        """Makes a file of `size` zero bytes, the first `allocated` of them allocated, or all.  Leaves nothing
+        behind if it fails.
 
         The file gets the rights `mode`, less the umask.
         """
 
-    def allocate(self, fd: int, size: int) -> None:
-        """Makes an open file `size` bytes long, all of them allocated."""
+    def allocate(self, fd: int, size: int, offset: int = 0) -> None:
+        """Allocates `size` bytes of an open file from `offset` on, and makes it as long as that."""
+
+    def lengthen(self, fd: int, size: int) -> None:
+        """Makes an open file `size` bytes long, and allocates nothing."""
 
     def close(self, fd: int) -> None: ...
 
@@ -180,15 +184,19 @@ class OSFiles:
     def open_to_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
-        # Asked first: an allocation that fails half way takes as long as one that succeeds, and fills the
-        # disk for a moment, which others may measure.
-        room = os.statvfs(path.parent)
-        if room.f_bavail * room.f_frsize < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
+        allocated = size if allocated is None else allocated
+        if allocated:
+            # Asked first: an allocation that fails half way takes as long as one that succeeds, and fills the
+            # disk for a moment, which others may measure.
+            room = os.statvfs(path.parent)
+            if room.f_bavail * room.f_frsize < allocated:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            self.allocate(fd, size)
+            self.allocate(fd, allocated)
+            if allocated < size:
+                self.lengthen(fd, size)
         except BaseException:
             os.close(fd)
             with suppress(OSError):
@@ -196,9 +204,12 @@ class OSFiles:
             raise
         return fd
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, offset: int = 0) -> None:
         if size:
-            os.posix_fallocate(fd, 0, size)
+            os.posix_fallocate(fd, offset, size)
+
+    def lengthen(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
 
     def close(self, fd: int) -> None:
         os.close(fd)

@@ -9,9 +9,10 @@ Entries are numbered from 1; number 0 has its place and is never used.  A fresh 
 message.  A file behind a full one starts with the end of that one, and its first entry's seconds count from
 there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
 
-Writes go through a mapping, because they hit slots at random: 0.2 µs instead of a system call.  The file is
-fully allocated before, so a full disk is an error of its creation.  If the disk fails under the mapping, the
-native kernel raises OSError; without it, the process ends.  Reads use pread, from any thread.
+Writes go through a mapping, because they hit slots at random: 0.2 µs instead of a system call.  What is
+written is allocated before: the slots when the file is made, entries piece by piece.  So a full disk is an
+error of that.  If the disk fails under the mapping, the native kernel raises OSError; without it, the process
+ends.  Reads use pread, from any thread.
 
 Slots and header change in place.  So a power cut may leave a slot that leads to an entry the disk never got,
 and lose the older entries that this one led to.  Entries are only added: once flushed, every byte of them
@@ -30,7 +31,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from commitlog.disk.descriptors import BorrowedFile, Descriptors
+from commitlog.disk.descriptors import Descriptors, NamedFile
 from commitlog.disk.files import Files
 from commitlog.errors import SegmentSizeMismatch
 from commitlog.kernel import native
@@ -44,6 +45,8 @@ assert (HEADER_BYTES, SLOT.size, ENTRY.size) == (40, 4, 20)
 _INT_MAX = 0x7FFFFFFF
 # How many entries to read, and bytes to zero, at a time.
 _PIECE_ENTRIES = 50_000
+# How much room for entries to allocate at a time.
+_ROOM_BYTES = 1 << 20
 _ZEROS = bytes(1 << 20)
 
 
@@ -119,8 +122,10 @@ class IndexFile:
         self._size = file_bytes(slots, entries)
         self._files = files
         self._descriptors = descriptors
-        self._file = BorrowedFile(path)
+        self._file = NamedFile(path)
         self._map: mmap.mmap | None = None
+        # The mapping may be written below this entry: there is room on the disk.
+        self._room = 0
 
     @property
     def full(self) -> bool:
@@ -132,7 +137,7 @@ class IndexFile:
 
     def create(self, before: IndexFile | None) -> None:
         """Makes the file that follows `before`.  Raises OSError, and leaves nothing then."""
-        self._descriptors.create(self._file, self._size)
+        self._descriptors.create(self._file, self._size, allocated=self._entries_at)
         if before is not None:
             self.begin_ms = self.end_ms = before.end_ms
             self.begin_physical_offset = self.end_physical_offset = before.end_physical_offset
@@ -190,13 +195,15 @@ class IndexFile:
         """Enters as many as there is room for; returns how many.  Writes entry, slot, header in this order,
         so that what a slot points to is always there.
 
-        Raises OSError if the file cannot be mapped, and, in the native build, if the disk fails under the
-        mapping.  What came before is entered then: `next_entry` says how much.
+        Raises OSError if the file cannot be mapped or has no room on the disk, and, in the native build, if
+        the disk fails under the mapping.  What came before is entered then: `next_entry` says how much.
         """
         mapped = self._map or self._open_map()
         first = self.next_entry
         if not len(puts) or self.full:
             return 0
+        if first + len(puts) > self._room:
+            self._make_room(first + len(puts))
         if native.core is not None:
             header, done = native.core.index_put(
                 mapped, puts.packed, self._slots, self._entries, self._attributes()
@@ -238,10 +245,21 @@ class IndexFile:
         with self._descriptors.borrow(self._file) as fd:
             # Not shorter than the mapping: access to a page behind the end would kill the process.
             assert self._files.size(fd) == self._size
+            # In a file of a stock broker the slots may be a hole.
+            self._files.allocate(fd, self._entries_at)
             self._map = self._files.map(fd, self._size)
         # Access to slots is random: each fault would read ahead what nobody needs.
         self._map.madvise(mmap.MADV_RANDOM)
         return self._map
+
+    def _make_room(self, end: int) -> None:
+        """Allocates what entries before number `end` need, and some more.  Raises OSError."""
+        begin = self._entries_at + ENTRY.size * self.next_entry
+        wanted = self._entries_at + ENTRY.size * end
+        limit = min(wanted + -wanted % _ROOM_BYTES, self._size)
+        with self._descriptors.borrow(self._file) as fd:
+            self._files.allocate(fd, limit - begin, begin)
+        self._room = (limit - self._entries_at) // ENTRY.size
 
     def _write_header(self) -> None:
         HEADER.pack_into(self._map or self._open_map(), 0, *self._header())

@@ -58,8 +58,17 @@ class ConsumeQueues:
         # Guards changes of the table; a look-up needs no lock.
         self._lock = threading.Lock()
         self._table: dict[tuple[str, int], ConsumeQueue] = {}
-        # Queues with entries that are not durable yet.  The writer adds them; the flusher takes them.
+        # Of each topic one text of its name, and its directory.
+        self._topics: dict[str, tuple[str, Path]] = {}
+        self._on_cut = self._note_change
+        # Where the log begins, as load() was told.
+        self._log_start = -1
+        # Queues that changed since a flush looked at them last.  The writer adds them; the flusher takes them.
         self._dirty: set[ConsumeQueue] = set()
+        # The flusher's: queues at which it looked, and which still have entries that are not durable; and topics
+        # whose directories have names that are not.
+        self._waiting: set[ConsumeQueue] = set()
+        self._unsynced_topics: set[Path] = set()
         self._broken: OSError | None = None
 
     @property
@@ -82,9 +91,13 @@ class ConsumeQueues:
         return queue
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        directory = self.directory / topic / str(queue_id)
-        files = QueueFiles(directory, self._file_bytes, self._files, self._descriptors)
-        return ConsumeQueue(topic, queue_id, files, self._note_change)
+        # Tens of thousands share what they can.
+        known = self._topics.get(topic)
+        if known is None:
+            known = self._topics[topic] = (topic, self.directory / topic)
+        topic, directory = known
+        files = QueueFiles(directory, queue_id, self._file_bytes, self._files, self._descriptors)
+        return ConsumeQueue(topic, queue_id, files, self._on_cut)
 
     def _note_change(self) -> None:
         self.generation = next(self._generations)
@@ -124,8 +137,12 @@ class ConsumeQueues:
                 if queue.written(cuts):
                     self._dirty.add(queue)
 
-    def load(self) -> None:
-        """Finds all queues on disk, each cut to its valid entries.  Raises StoreUnreadable."""
+    def load(self, log_start: int = 0) -> None:
+        """Finds all queues on disk, each cut to its valid entries, of a log that begins at `log_start`.
+
+        Raises StoreUnreadable.
+        """
+        self._log_start = log_start
         self._files.make_directory(self.directory)
         for topic in self._files.listdir(self.directory):
             try:
@@ -134,7 +151,7 @@ class ConsumeQueues:
                 names = [""]
             for name in names:
                 if name.isascii() and name.isdigit() and name == str(int(name)):
-                    self.find_or_create(topic, int(name)).load()
+                    self.find_or_create(topic, int(name)).load(log_start)
                 else:
                     logger.warning("no queue, passed over path=%s", self.directory / topic / name)
 
@@ -148,7 +165,8 @@ class ConsumeQueues:
         The caller has to lower() claims for times later than that of the last message left.
         """
         for _, queue in self.items():
-            queue.rewind(physical_offset)
+            queue.rewind(physical_offset, self._unsynced_topics)
+        self._sync_topics()
 
     def let_go(self) -> None:
         """Forgets all queues; the caller removes the files."""
@@ -157,6 +175,8 @@ class ConsumeQueues:
             self._table = {}
             self._note_change()
         self._dirty.clear()
+        self._waiting.clear()
+        self._unsynced_topics.clear()
         self.written_ms = self.durable_ms = self.written_position = self.durable_position = 0
         for queue in queues:
             queue.let_go()
@@ -200,8 +220,10 @@ class ConsumeQueues:
             self._dirty.add(queue)
 
     def correct_min_offset(self, physical_offset: int) -> None:
-        for _, queue in self.items():
-            queue.correct_min_offset(physical_offset)
+        """At a start: lets queues begin where the log begins, if load() did not."""
+        if physical_offset != self._log_start:
+            for _, queue in self.items():
+                queue.correct_min_offset(physical_offset)
 
     def expire(self, physical_offset: int) -> int:
         """Lets queues begin where the log begins; returns how many files went."""
@@ -226,26 +248,46 @@ class ConsumeQueues:
     def flush(self, least_pages: int = 0) -> None:
         """Makes entries durable, in queues with at least so many dirty pages; with 0 in all.
 
+        Looks only at queues that changed since the last pass, and with 0 at those that wait for more pages.
         Raises OSError, and from then on always, unless only a descriptor was lacking: after a failed flush
         nobody knows what is on the disk, so `durable_ms` must not move again before a restart has checked.
         """
         if self._broken is not None:
             raise self._broken
         written_ms, position, thorough = self.written_ms, self.written_position, not least_pages
+        if thorough:
+            self._dirty.update(self._waiting)
+            self._waiting.clear()
         for queue in list(self._dirty):
             self._dirty.discard(queue)
             try:
-                if not queue.flush(least_pages):
-                    self._dirty.add(queue)
+                if not queue.flush(least_pages, self._unsynced_topics):
+                    self._waiting.add(queue)
                     thorough = False
             except OSError as error:
-                if error.errno in NOT_OPENED:
-                    self._dirty.add(queue)
-                else:
-                    self._broken = error
+                self._dirty.add(queue)
+                self._note_failure(error)
                 raise
+        try:
+            self._sync_topics()
+        except OSError as error:
+            self._note_failure(error)
+            raise
         if thorough:
             self.durable_ms, self.durable_position = written_ms, position
+
+    def _note_failure(self, error: OSError) -> None:
+        if error.errno not in NOT_OPENED:
+            self._broken = error
+
+    def _sync_topics(self) -> None:
+        """Syncs the directories that queues share, once for all of them.  After an OSError call it again."""
+        if not self._unsynced_topics:
+            return
+        for topic in self._unsynced_topics:
+            self._files.sync_directory(topic)
+        self._files.sync_directory(self.directory)
+        self._unsynced_topics.clear()
 
     def close(self) -> None:
         self._descriptors.close()

@@ -26,7 +26,8 @@ def check(log: ReadableLog, queues: ConsumeQueues, position: int) -> int:
     for _, queue in queues.items():
         number = queue.max_offset - 1
         early = queue.doubtful or _dropped_another(log, queue, number + 1)
-        if not early and (number < queue.min_offset or not _is_wrong(log, queue, number)):
+        last = queue.take_last_entry()
+        if not early and (number < queue.min_offset or not _is_wrong(log, queue, number, last)):
             continue
         kept, end = _last_fitting(log, queue, number)
         logger.error(
@@ -67,21 +68,19 @@ def _names(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry) -> 
         return False
 
 
-def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int) -> bool:
+def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry | None) -> bool:
     """Whether the queue is wrong.  What the log has lost or dropped there does not prove that."""
-    for entry in queue.read(number, 1):
-        if entry.blank or _fits(log, queue, number):
-            return False
-        offset = entry.physical_offset
-        if offset < log.start:
-            before = queue.read(number - 1, 1) if number > queue.first_offset else ()
-            return offset < 0 or any(one.physical_offset > offset and not one.blank for one in before)
-        segment = log.segments.find(offset) if offset < log.end else None
-        if segment is None:
-            return True
-        with Held(segment):
-            return walk_towards(segment, offset, log.fence_at) > offset or _is_whole(log, offset, entry.size)
-    return False
+    if entry is None or entry.blank or _names(log, queue, number, entry):
+        return False
+    offset = entry.physical_offset
+    if offset < log.start:
+        before = queue.read(number - 1, 1) if number > queue.first_offset else ()
+        return offset < 0 or any(one.physical_offset > offset and not one.blank for one in before)
+    segment = log.segments.find(offset) if offset < log.end else None
+    if segment is None:
+        return True
+    with Held(segment):
+        return walk_towards(segment, offset, log.fence_at) > offset or _is_whole(log, offset, entry.size)
 
 
 def _is_whole(log: ReadableLog, offset: int, size: int) -> bool:

@@ -59,21 +59,32 @@ def valid_units(data: bytes) -> int:
 
 
 class End(NamedTuple):
-    """Where the valid units of a queue end; and the parts (begin, end) of that file that could differ from
-    zero before this start read any."""
+    """Where the valid units of a queue end.  `written`: the parts (begin, end) of that file that may differ
+    from zero behind it; `data`: what was read last, from position `at` on."""
 
     position: int = 0
     written: Sequence[tuple[int, int]] = ()
+    at: int = 0
+    data: bytes = b""
 
 
 class QueueFile(BorrowedFile):
-    """One file of a queue; `start` is the position of its first byte."""
+    """One file of a queue, in `topic`/`queue_id`; `start` is the position of its first byte.
 
-    __slots__ = ("start",)
+    There are many, so each shares the path of its topic.
+    """
 
-    def __init__(self, path: Path, start: int) -> None:
-        super().__init__(path)
+    __slots__ = ("queue_id", "start", "topic")
+
+    def __init__(self, topic: Path, queue_id: int, start: int) -> None:
+        super().__init__()
+        self.topic = topic
+        self.queue_id = queue_id
         self.start = start
+
+    @property
+    def path(self) -> Path:
+        return self.topic / f"{self.queue_id}/{self.start:0{NAME_DIGITS}d}"
 
 
 class QueueFiles:
@@ -82,16 +93,26 @@ class QueueFiles:
     One thread at a time changes them (the queue holds its lock); any thread reads.
     """
 
-    def __init__(self, directory: Path, file_bytes: int, files: Files, descriptors: Descriptors) -> None:
+    __slots__ = ("_descriptors", "_files", "_list", "_queue_id", "_topic", "_unsynced_names", "file_bytes")
+
+    def __init__(
+        self, topic: Path, queue_id: int, file_bytes: int, files: Files, descriptors: Descriptors
+    ) -> None:
+        """`topic` is the directory of all queues of its topic."""
         assert file_bytes > 0
         assert file_bytes % UNIT_BYTES == 0
-        self.directory = directory
         self.file_bytes = file_bytes
+        self._topic = topic
+        self._queue_id = queue_id
         self._files = files
         self._descriptors = descriptors
         # Replaced as a whole, never changed in place; readers take it once.
         self._list: tuple[QueueFile, ...] = ()
         self._unsynced_names = False
+
+    @property
+    def directory(self) -> Path:
+        return self._topic / str(self._queue_id)
 
     @property
     def count(self) -> int:
@@ -119,18 +140,18 @@ class QueueFiles:
         Raises ForeignFile, SegmentSizeMismatch or SegmentMissing: a stock broker would not start either.
         """
         found = []
-        for name in self._files.listdir(self.directory):
-            path = self.directory / name
+        for name in self._files.listdir(directory := self.directory):
             if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
-                raise ForeignFile(path)
+                raise ForeignFile(directory / name)
             start = int(name)
             if start % self.file_bytes:
-                raise ForeignFile(path, f"its name is no multiple of the configured {self.file_bytes} bytes")
-            found.append(QueueFile(path, start))
+                reason = f"its name is no multiple of the configured {self.file_bytes} bytes"
+                raise ForeignFile(directory / name, reason)
+            found.append(self._file(start))
         found.sort(key=lambda file: file.start)
         for before, file in pairwise(found):
             if file.start != before.start + self.file_bytes:
-                raise SegmentMissing(self._path(before.start + self.file_bytes))
+                raise SegmentMissing(self._file(before.start + self.file_bytes).path)
         for file in found:
             self._check_size(file, last=file is found[-1])
         self._list = tuple(found)
@@ -142,10 +163,10 @@ class QueueFiles:
                 return
             if not last or size > self.file_bytes or any(self._files.pread(fd, size, 0)):
                 raise SegmentSizeMismatch(file.path, size, self.file_bytes)
-            self._files.allocate(fd, self.file_bytes)
+            self._files.lengthen(fd, self.file_bytes)
 
-    def _path(self, start: int) -> Path:
-        return self.directory / f"{start:0{NAME_DIGITS}d}"
+    def _file(self, start: int) -> QueueFile:
+        return QueueFile(self._topic, self._queue_id, start)
 
     def read(self, position: int, size: int) -> bytes:
         """The bytes from `position` on; shorter where files are missing (deleted meanwhile)."""
@@ -196,14 +217,18 @@ class QueueFiles:
     def _create(self, start: int) -> QueueFile:
         assert not self._list or start == self.limit, "files follow one another"
         self._files.make_directory(self.directory, durable=False)
-        file = QueueFile(self._path(start), start)
+        file = self._file(start)
         self._unsynced_names = True
-        self._descriptors.create(file, self.file_bytes)
+        # Most queues are short.  A write finds room for its pages, or fails as every write may.
+        self._descriptors.create(file, self.file_bytes, allocated=0)
         self._list = (*self._list, file)
         return file
 
-    def flush(self, start: int, end: int) -> None:
-        """Makes the bytes from `start` to `end` durable, and the names of new files.  Raises OSError."""
+    def flush(self, start: int, end: int, above: set[Path]) -> None:
+        """Makes the bytes from `start` to `end` durable, and the names of new files.  Raises OSError.
+
+        Adds to `above` the directory of the topic if it has to be synced, too, with the one above.
+        """
         for file in self._list:
             if file.start < end and start < file.start + self.file_bytes:
                 with suppress(FileNotFoundError), self._descriptors.borrow(file) as fd:
@@ -211,19 +236,18 @@ class QueueFiles:
         if self._unsynced_names:
             # Before the work: the next flush syncs the name of a file that is made meanwhile.
             self._unsynced_names = False
-            topic = self.directory.parent
             try:
-                for directory in (self.directory, topic, topic.parent):
-                    self._files.sync_directory(directory)
+                self._files.sync_directory(self.directory)
             except OSError:
                 self._unsynced_names = True
                 raise
+            above.add(self._topic)
 
-    def sync_end(self) -> None:
+    def sync_end(self, above: set[Path]) -> None:
         """Makes what cut() did durable: zeros in the last file, and the removal of those behind."""
         if self._files.exists(self.directory):
             self._unsynced_names = True
-            self.flush(max(0, self.limit - 1), self.limit)
+            self.flush(max(0, self.limit - 1), self.limit, above)
 
     def let_go(self) -> None:
         """Forgets the files, which the caller removes."""
@@ -245,7 +269,7 @@ class QueueFiles:
         return end
 
     def _end_in(self, file: QueueFile) -> End:
-        position, look = 0, _FIRST_LOOK_BYTES
+        position, look, at, last = 0, _FIRST_LOOK_BYTES, 0, b""
         with self._descriptors.borrow(file) as fd:
             # Asked before any read: bytes once read count as data, and so would all of a fresh file.  For the
             # same reason nothing behind is read: Linux would read ahead.
@@ -255,12 +279,15 @@ class QueueFiles:
                 data = self._files.pread(fd, min(look, limit - position), position)
                 if position + len(data) == limit:
                     data += bytes(-len(data) % UNIT_BYTES)
+                at, last = position, data
                 valid = valid_units(data) * UNIT_BYTES
                 position += valid
                 if valid < len(data) or not data:
+                    if not any(data[valid:]):  # seen to be zeros
+                        ranges = [(min(at + len(data), limit), limit), *ranges[1:]]
                     break
                 look = _LOOK_BYTES
-        return End(file.start + position, ranges)
+        return End(file.start + position, ranges, file.start + at, last)
 
     def cut(
         self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None

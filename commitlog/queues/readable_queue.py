@@ -40,10 +40,39 @@ class RecordSource(Protocol):
     def read(self, offset: int, size: int) -> bytes: ...
 
 
+class UnitSource(Protocol):
+    """What a queue reads its units from, by their position in bytes."""
+
+    @property
+    def first(self) -> int: ...
+
+    def read(self, position: int, size: int) -> bytes: ...
+
+
+class SeenUnits:
+    """Units that were read already, from position `at` on; others come from their files."""
+
+    def __init__(self, files: QueueFiles, at: int, data: bytes) -> None:
+        self.first = files.first
+        self._files = files
+        self._at = at
+        self._data = data
+
+    def read(self, position: int, size: int) -> bytes:
+        begin = position - self._at
+        if begin >= 0 and begin + size <= len(self._data):
+            return self._data[begin : begin + size]
+        return self._files.read(position, size)
+
+
 class ReadableQueue:
     """The entries of one queue.  `min_offset`, `max_offset` are queue offsets."""
 
-    def __init__(self, topic: str, queue_id: int, files: QueueFiles) -> None:
+    __slots__ = ("_files", "max_offset", "min_offset", "queue_id", "topic")
+
+    _files: UnitSource
+
+    def __init__(self, topic: str, queue_id: int, files: UnitSource) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.min_offset = 0
@@ -115,7 +144,7 @@ class ReadableQueue:
         entries = self.read(last, 1)
         if entries and not entries[0].blank:
             return entries[0]
-        first = self._first_behind(0, self._files.first // UNIT_BYTES)
+        first = self.first_behind(0, self._files.first // UNIT_BYTES)
         for queue_offset in range(last - 1, first - 1, -1):
             entries = self.read(queue_offset, 1)
             if entries and not entries[0].blank:
@@ -124,8 +153,8 @@ class ReadableQueue:
 
     def last_ending(self, physical_offset: int) -> tuple[int, Entry] | None:
         """Number and entry of the last message that ends at or before `physical_offset` in the log."""
-        first = self._first_behind(0, self._files.first // UNIT_BYTES)
-        for queue_offset in range(self._first_behind(physical_offset, first) - 1, first - 1, -1):
+        first = self.first_behind(0, self._files.first // UNIT_BYTES)
+        for queue_offset in range(self.first_behind(physical_offset, first) - 1, first - 1, -1):
             for entry in self.read(queue_offset, 1):
                 if not entry.blank and entry.physical_offset + entry.size <= physical_offset:
                     return queue_offset, entry
@@ -134,7 +163,7 @@ class ReadableQueue:
     def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Place and size of each message from `begin` to `end` in the log."""
         found: list[tuple[int, int]] = []
-        queue_offset = self._first_behind(begin, self._files.first // UNIT_BYTES)
+        queue_offset = self.first_behind(begin, self._files.first // UNIT_BYTES)
         while entries := self.read(queue_offset, 128):
             for entry in entries:
                 if entry.physical_offset >= end:
@@ -144,7 +173,7 @@ class ReadableQueue:
             queue_offset += len(entries)
         return found
 
-    def _first_behind(self, physical_offset: int, low: int) -> int:
+    def first_behind(self, physical_offset: int, low: int) -> int:
         """The first message from entry `low` on that lies at or behind `physical_offset`; or max_offset.
 
         Physical offsets rise within a queue.  A blank counts like the message after it.  One damaged entry

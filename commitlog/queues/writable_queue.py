@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from commitlog.errors import CorruptRecord
 from commitlog.queues.queue_files import PRE_BLANK, UNIT, UNIT_BYTES, QueueFile, QueueFiles
-from commitlog.queues.readable_queue import Entry, ReadableQueue
+from commitlog.queues.readable_queue import Entry, ReadableQueue, SeenUnits
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,27 @@ PlannedWrite = tuple["ConsumeQueue", QueueFile, bytes, int, int]
 class ConsumeQueue(ReadableQueue):
     """One queue, and its writing.  `max_physical_offset` is where its last message ends in the log."""
 
+    __slots__ = (
+        "_anew",
+        "_cuts",
+        "_deleted",
+        "_end_unsynced",
+        "_first_offset",
+        "_flushed_offset",
+        "_lock",
+        "_next_offset",
+        "_on_cut",
+        "_pending",
+        "_pending_start",
+        "_tail",
+        "doubtful",
+        "first_distrusted",
+        "known_physical_offset",
+        "max_physical_offset",
+    )
+
+    _files: QueueFiles
+
     def __init__(
         self, topic: str, queue_id: int, files: QueueFiles, on_cut: Callable[[], None] = lambda: None
     ) -> None:
@@ -43,10 +65,12 @@ class ConsumeQueue(ReadableQueue):
         self._flushed_offset = 0
         self._end_unsynced = False
         self._cuts = 0  # changes under the lock: a reader without it sees by this that what it found is void
+        # A start dropped entries that a crash need not explain: the queue's end has to be checked.
         self.doubtful = False
-        """A start dropped entries that a crash need not explain: the queue's end has to be checked."""
+        # The first entry that a start after a crash dropped; if it is sound, its message comes again.
         self.first_distrusted: Entry | None = None
-        """The first entry that a start after a crash dropped; if it is sound, its message comes again."""
+        # Its last two units as load() saw them, until something changes.
+        self._tail = b""
         # The writing thread's: what append() gathered for the next write().
         self._pending: list[bytes] = []
         self._pending_start = 0
@@ -185,35 +209,60 @@ class ConsumeQueue(ReadableQueue):
 
     # -- recovery, expiry, flush -------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Finds the files and their valid units; drops what lies behind those.  Raises StoreUnreadable."""
+    def load(self, log_start: int = 0) -> None:
+        """Finds the files and their valid units; drops what lies behind those, and passes over what lies before
+        `log_start` in the log.  Raises StoreUnreadable.
+
+        Reads each byte of a short queue once: a start does this for tens of thousands.
+        """
         with self._lock:
             self._files.load()
             end = self._files.find_end()
-            self.doubtful = self._cut(end.position // UNIT_BYTES, written=end.written)
-            self.min_offset = self._first_behind(0, self._files.first // UNIT_BYTES)
+            seen = ReadableQueue(self.topic, self.queue_id, SeenUnits(self._files, end.at, end.data))
+            seen.max_offset = end.position // UNIT_BYTES
+            last = seen.last_entry
+            tail = seen.read_units(max(seen.max_offset - 2, self.first_offset), 2)
+            self.doubtful = self._drop(seen.max_offset, written=end.written)
+            self._end_at(seen.max_offset, last)
+            self._tail = tail
+            self.min_offset = seen.first_behind(log_start, seen.first_behind(0, self.first_offset))
         self._flushed_offset = self.max_offset
+
+    def take_last_entry(self) -> Entry | None:
+        """The entry before `max_offset`; without a read if a start asks, and once."""
+        tail, self._tail = self._tail or self.read_units(self.max_offset - 1, 1), b""
+        return Entry._make(UNIT.unpack(tail[-UNIT_BYTES:])) if tail else None
+
+    def _ends_before(self, physical_offset: int) -> bool:
+        """Whether load() saw that all messages lie before it.  One damaged entry does not mislead this."""
+        entries = [Entry._make(fields) for fields in UNIT.iter_unpack(self._tail)]
+        return bool(entries) and all(
+            entry.physical_offset + entry.size <= physical_offset and not entry.blank for entry in entries
+        )
 
     def truncate(self, physical_offset: int) -> bool:
         """Drops the messages from `physical_offset` in the log on; True if there were any."""
         with self._lock:
-            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            if self._ends_before(physical_offset):
+                return False
+            end = self.first_behind(physical_offset, self._files.first // UNIT_BYTES)
             dropped = end < self.max_offset and self._cut(end)
             self.doubtful |= dropped
             return dropped
 
-    def rewind(self, physical_offset: int) -> None:
+    def rewind(self, physical_offset: int, above: set[Path]) -> None:
         """As truncate(), but durably, and of what is gathered, too.  The writing thread's.  Raises OSError.
 
-        Syncs even if nothing lies there: a process that died may have cut the queue before.
+        Syncs even if nothing lies there: a process that died may have cut the queue before.  `above` is as for
+        flush().
         """
         with self._lock:
             if self._deleted:
                 return
-            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            end = self.first_behind(physical_offset, self._files.first // UNIT_BYTES)
             if end < self.max_offset or self._pending:
                 self._cut(end)
-            self._files.sync_end()
+            self._files.sync_end(above)
 
     def let_go(self) -> None:
         """Forgets the files, which the caller removes; code that still has this object finds it empty."""
@@ -228,16 +277,21 @@ class ConsumeQueue(ReadableQueue):
     ) -> bool:
         """Ends the queue at entry `end`, and forgets what was gathered."""
         dropped = self._drop(end, keep_first=keep_first, written=written)
-        self.max_physical_offset = self._last_physical_offset()
+        self._end_at(end, self.last_entry)
+        return dropped
+
+    def _end_at(self, end: int, last: Entry | None) -> None:
+        """The queue ends at entry `end`, and nothing is gathered.  Blanks, which state 2 GiB, are not `last`."""
+        self.max_physical_offset = last.physical_offset + last.size if last is not None else 0
         self._pending.clear()
         self._anew = None
         self._pending_start = self._first_offset = self._next_offset = end
         self.known_physical_offset = self.max_physical_offset
         self._note_cut()
-        return dropped
 
     def _note_cut(self) -> None:
         self._cuts += 1
+        self._tail = b""
         self._on_cut()
 
     def _drop(
@@ -251,11 +305,6 @@ class ConsumeQueue(ReadableQueue):
         self._flushed_offset = min(self._flushed_offset, end)
         return self._files.cut(end * UNIT_BYTES, keep_first=keep_first, written=written)
 
-    def _last_physical_offset(self) -> int:
-        """Where the last real message ends in the log.  Blanks, which state 2 GiB, do not count."""
-        entry = self.last_entry
-        return entry.physical_offset + entry.size if entry is not None else 0
-
     def distrust(self, physical_offset: int) -> None:
         """Drops the messages from there on; with the next flush() nothing else than zeros follows.
 
@@ -263,7 +312,9 @@ class ConsumeQueue(ReadableQueue):
         times as much.
         """
         with self._lock:
-            end = self._first_behind(physical_offset, self._files.first // UNIT_BYTES)
+            end = self.max_offset
+            if not self._ends_before(physical_offset):
+                end = self.first_behind(physical_offset, self._files.first // UNIT_BYTES)
             if end < self.max_offset:
                 self.first_distrusted = next(iter(self.read(end, 1)), None)
                 # Behind its last entry there are zeros: load() saw to that.
@@ -316,7 +367,7 @@ class ConsumeQueue(ReadableQueue):
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message at or behind `physical_offset`, where the log begins."""
-        self.min_offset = self._first_behind(physical_offset, self.min_offset)
+        self.min_offset = self.first_behind(physical_offset, self.min_offset)
 
     def expire(self, physical_offset: int) -> int:
         """Same, and deletes files that hold nothing then, never the last; returns how many went."""
@@ -346,8 +397,11 @@ class ConsumeQueue(ReadableQueue):
             self.min_offset = self.max_offset = 0
             self._files.cut(0)
 
-    def flush(self, least_pages: int) -> bool:
-        """Makes entries durable if so many pages are dirty (0: if any entry is); True if all then are."""
+    def flush(self, least_pages: int, above: set[Path]) -> bool:
+        """Makes entries durable if so many pages are dirty (0: if any entry is); True if all then are.
+
+        They are once the caller has synced the directories of topics in `above`, too, and the one above them.
+        """
         with self._lock:
             cuts, start, end = self._cuts, self._flushed_offset, self.max_offset
         pages = end * UNIT_BYTES // PAGE_BYTES - start * UNIT_BYTES // PAGE_BYTES
@@ -356,7 +410,7 @@ class ConsumeQueue(ReadableQueue):
         if least_pages and pages < least_pages and end * UNIT_BYTES < self._files.limit:
             return False
         limit = max(end * UNIT_BYTES, self._files.limit) if self._end_unsynced else end * UNIT_BYTES
-        self._files.flush(start * UNIT_BYTES, limit)
+        self._files.flush(start * UNIT_BYTES, limit, above)
         with self._lock:
             if cuts != self._cuts:  # other entries are there now
                 return False

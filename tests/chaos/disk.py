@@ -124,28 +124,35 @@ class MemoryDisk:
     def open_to_read(self, path: Path) -> int:
         return self.open(path)
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
         parent, name = self._parent(path)
         if name in parent.cached:
             raise _error(errno.EEXIST, path)
         self._change("create")
         inode = Inode(Content(), b"", self.now_s, parent)
         self._rename_all(((parent, name, inode),))
-        self._lengthen(inode, size)
+        self._allocate(inode, size if allocated is None else allocated)
+        self._lengthen(inode, size, "lengthen")
         return self._descriptor(inode)
 
-    def allocate(self, fd: int, size: int) -> None:
-        self._lengthen(self._fds[fd], size)
+    def allocate(self, fd: int, size: int, offset: int = 0) -> None:
+        self._allocate(self._fds[fd], offset + size)
 
-    def _lengthen(self, inode: Inode, size: int) -> None:
+    def lengthen(self, fd: int, size: int) -> None:
+        self._lengthen(self._fds[fd], size, "lengthen")
+
+    def _allocate(self, inode: Inode, size: int) -> None:
+        there = len(inode.cached)
+        for step in (there + (size - there) // 2 // PAGE_BYTES * PAGE_BYTES, size):
+            self._lengthen(inode, step, "allocate")
+
+    def _lengthen(self, inode: Inode, size: int, how: str) -> None:
         content = inode.cached
-        half = len(content) + (size - len(content)) // 2 // PAGE_BYTES * PAGE_BYTES
-        for step in (half, size):
-            if step > len(content):
-                self._change("allocate")
-                content.extend(bytes(step - len(content)))
-                inode.allocated = step
-                self._changes.append(((inode.parent, "", Longer(inode, step)),))
+        if size > len(content):
+            self._change(how)
+            content.extend(bytes(size - len(content)))
+            inode.allocated = size
+            self._changes.append(((inode.parent, "", Longer(inode, size)),))
 
     def close(self, fd: int) -> None:
         del self._fds[fd]

@@ -35,7 +35,7 @@ class ProcessEnded(BaseException):
 class SimFile:
     """The content of one file."""
 
-    __slots__ = ("cache", "dirty", "durable", "modified_s", "written_end")
+    __slots__ = ("cache", "dirty", "durable", "holes", "modified_s", "written_end")
 
     def __init__(self) -> None:
         self.cache = bytearray()
@@ -45,6 +45,12 @@ class SimFile:
         self.modified_s = 0.0
         self.written_end = 0
         """How long writes have made it; what allocating does is its directory's."""
+        self.holes: set[int] = set()
+        """Numbers of the pages that have no room on the disk yet."""
+
+    @property
+    def allocated(self) -> int:
+        return len(self.cache) - len(self.holes) * PAGE_BYTES
 
     def lengthen(self, size: int) -> None:
         """It is so long on the disk, too."""
@@ -72,6 +78,7 @@ class SimFile:
                 self.durable[at:end] = self.cache[at:end]
         self.dirty.clear()
         self.cache = bytearray(self.durable)
+        self.holes.intersection_update(range(len(self.cache) // PAGE_BYTES))
 
 
 class SimDisk:
@@ -191,32 +198,51 @@ class SimFiles:
     def open_to_read(self, path: Path) -> int:
         return self.open(path)
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
         name = str(path)
         self._called("create", name)
         if name in self.disk.files:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if size > self.disk.free_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         file = SimFile()
         file.cache.extend(bytes(size))
+        if allocated is not None:
+            file.holes.update(range(-(-allocated // PAGE_BYTES), size // PAGE_BYTES))
+        if file.allocated > self.disk.free_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         file.modified_s = self.disk.now_s()
-        self.disk.free_bytes -= size
+        self.disk.free_bytes -= file.allocated
         self.disk.files[name] = file
         self.disk.change(name, file)
         if size:
             self.disk.change(name, file, size)
         return self._opened(file, name)
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, offset: int = 0) -> None:
         file = self._file("allocate", fd)
-        more = size - len(file.cache)
+        self._fill(file, offset, size)
+        more = offset + size - len(file.cache)
         if more > 0:
             if more > self.disk.free_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.disk.free_bytes -= more
             file.cache.extend(bytes(more))
+            self.disk.change(self._open[fd][1], file, offset + size)
+
+    def lengthen(self, fd: int, size: int) -> None:
+        file = self._file("lengthen", fd)
+        there = len(file.cache)
+        if size > there:
+            file.cache.extend(bytes(size - there))
+            file.holes.update(range(-(-there // PAGE_BYTES), size // PAGE_BYTES))
             self.disk.change(self._open[fd][1], file, size)
+
+    def _fill(self, file: SimFile, offset: int, size: int) -> None:
+        """Takes room for the holes among these bytes."""
+        holes = file.holes.intersection(range(offset // PAGE_BYTES, (offset + size - 1) // PAGE_BYTES + 1))
+        if len(holes) * PAGE_BYTES > self.disk.free_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.disk.free_bytes -= len(holes) * PAGE_BYTES
+        file.holes -= holes
 
     def close(self, fd: int) -> None:
         if not self._ended:
@@ -236,6 +262,7 @@ class SimFiles:
         size = len(data)
         if not size:
             return
+        self._fill(file, offset, size)
         more = offset + size - len(file.cache)
         if more > 0:
             if more > self.disk.free_bytes:
@@ -356,7 +383,7 @@ class SimFiles:
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         self.disk.change(name, None)
-        self.disk.free_bytes += len(file.cache)
+        self.disk.free_bytes += file.allocated
 
     def disk_usage(self, path: Path) -> DiskUsage:
         return DiskUsage(1 << 40, self.disk.free_bytes)

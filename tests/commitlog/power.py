@@ -44,8 +44,8 @@ class PowerFiles(FailingFiles):
             path.name: -1 if path.is_dir() else path.stat().st_ino for path in directory.iterdir()
         }
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
-        fd = super().create(path, size, mode)
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
+        fd = super().create(path, size, mode, allocated)
         self._contents[os.fstat(fd).st_ino] = b""
         return fd
 

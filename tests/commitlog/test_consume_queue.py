@@ -413,7 +413,7 @@ def test_after_a_crash_what_nobody_has_flushed_goes_for_good_and_comes_again(tmp
     assert all(found[path] == content for path, content in before.items())
     queues.flush()
     # The last file of queue 0, for that of queue 1 is full, and every name.
-    assert (files.calls["fdatasync"], files.calls["sync_directory"]) == (1, 6)
+    assert (files.calls["fdatasync"], files.calls["sync_directory"]) == (1, 4)
     queues.flush()
     assert files.calls["fdatasync"] == 1
 
@@ -423,7 +423,7 @@ def test_a_queue_that_comes_again_after_a_crash_is_as_if_it_had_never_been(
     tmp_path: Path, comes_again: tuple[int, int]
 ) -> None:
     """Its file is not removed and made anew, which cost most of a start; unless it begins in another one now."""
-    fill(open_queues(tmp_path / "old"), 0, 60).flush(0)
+    fill(open_queues(tmp_path / "old"), 0, 60).flush(0, set())
     queues = open_queues(tmp_path / "old", files := FailingFiles())
     queues.distrust(0)
     (path,) = (tmp_path / "old").rglob("0*0")
@@ -454,6 +454,94 @@ def test_a_flush_that_lacks_a_descriptor_is_tried_again(tmp_path: Path, operatio
     queues.flush()
     assert queues.durable_ms == 5
     assert files.calls["sync_directory"] >= 3
+
+
+class SyncedFiles(FailingFiles):
+    """Notes the directories that were synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[Path] = []
+
+    def sync_directory(self, path: Path) -> None:
+        super().sync_directory(path)
+        self.synced.append(path)
+
+
+def test_a_pass_syncs_each_directory_once_and_flushes_what_changed(tmp_path: Path) -> None:
+    queues = open_queues(tmp_path, files := SyncedFiles())
+    for queue_id in range(40):
+        fill(queues, 0, 1, queue_id)
+    queues.flush()
+    assert files.calls["fdatasync"] == 40
+    assert len(files.synced) == 42
+    assert set(files.synced) == {tmp_path, tmp_path / "T", *(tmp_path / "T" / str(n) for n in range(40))}
+    for queue_id in (3, 7):
+        fill(queues, 1, 2, queue_id)
+    queues.flush()
+    assert (files.calls["fdatasync"], len(files.synced)) == (42, 42)
+
+
+def test_a_pass_by_pages_looks_only_at_queues_that_changed_since_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    flush = ConsumeQueue.flush
+
+    def noted(queue: ConsumeQueue, least_pages: int, above: set[Path]) -> bool:
+        looked.append(queue.queue_id)
+        return flush(queue, least_pages, above)
+
+    monkeypatch.setattr(ConsumeQueue, "flush", noted)
+    queues = ConsumeQueues(tmp_path, 60_000, files := FailingFiles())
+    for queue_id in range(40):
+        fill(queues, 0, 1, queue_id)
+    queues.flush(2)
+    assert sorted(looked) == list(range(40))
+    fill(queues, 1, 500, 7)
+    looked.clear()
+    for _ in range(3):
+        queues.flush(2)
+    assert (looked, files.calls["fdatasync"], queues.durable_ms) == ([7], 1, 0)
+    queues.flush()
+    assert (files.calls["fdatasync"], queues.durable_ms) == (40, 500)
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_directory_that_no_descriptor_was_left_for_is_synced_by_the_next_pass(
+    tmp_path: Path, after: int
+) -> None:
+    queues = open_queues(tmp_path, files := SyncedFiles())
+    for queue_id in range(2):
+        fill(queues, 0, 5, queue_id)
+    files.fail("sync_directory", errno.EMFILE, times=1, after=after)
+    with pytest.raises(OSError, match="open files"):
+        queues.flush()
+    assert queues.durable_ms == 0
+    queues.flush(1)
+    queues.flush()
+    assert queues.durable_ms == 5
+    topic = tmp_path / "T"
+    assert set(files.synced) == {tmp_path, topic, topic / "0", topic / "1"}
+    # Names above are durable after those below.
+    assert files.synced[-1] == tmp_path
+
+
+@pytest.mark.parametrize("flipped", [None, 249, 248])
+def test_after_a_crash_one_damaged_entry_at_the_end_hides_none_that_nobody_has_flushed(
+    tmp_path: Path, flipped: int | None
+) -> None:
+    fill(open_queues(tmp_path), 0, 250)
+    if flipped is not None:
+        path = tmp_path / "T" / "0" / f"{4000:020d}"
+        data = bytearray(path.read_bytes())
+        data[flipped * UNIT_BYTES - 4000 : flipped * UNIT_BYTES - 3992] = bytes(7) + b"\x01"
+        path.write_bytes(data)
+    queues = open_queues(tmp_path)
+    queues.distrust(150 * RECORD_BYTES)
+    queue = queues.get("T", 0)
+    assert queue is not None
+    assert queue.max_offset == 150
 
 
 def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path: Path) -> None:

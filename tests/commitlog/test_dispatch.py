@@ -542,10 +542,10 @@ class RoomForQueues(OSFiles):
 
     full = False
 
-    def create(self, path: Path, size: int) -> int:
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
         if self.full and path.parent.name == "index":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return super().create(path, size)
+        return super().create(path, size, mode, allocated)
 
 
 def test_queues_go_on_while_there_is_no_room_for_an_index_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,31 @@ class LogReads(OSFiles):
         return data
 
 
+class QueueReads(OSFiles):
+    """The real disk; `reads` counts the reads of each queue file."""
+
+    def __init__(self) -> None:
+        self.reads: Counter[Path] = Counter()
+        self._queues: dict[int, Path] = {}
+
+    def open(self, path: Path) -> int:
+        fd = super().open(path)
+        self._queues.pop(fd, None)
+        if "consumequeue" in path.parts:
+            self._queues[fd] = path
+            self.reads[path] += 0
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._queues.pop(fd, None)
+        super().close(fd)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if fd in self._queues:
+            self.reads[self._queues[fd]] += 1
+        return super().pread(fd, size, offset)
+
+
 def filled(root: Path, count: int = 200, replica: bool = False) -> Store:
     store = open_store(root, replica=replica, clock_ms=Clock(STORE_MS))
     append_some(store, count, Clock(STORE_MS), 300)
@@ -69,6 +95,30 @@ def test_a_clean_restart_reads_no_log(tmp_path: Path) -> None:
     assert files.read < 20_000 < len(content)
     assert whole_log(again.log) == content
     again.close()
+
+
+@pytest.mark.parametrize("expired", [False, True])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_reads_each_queue_file_once(tmp_path: Path, clean: bool, expired: bool) -> None:
+    """Twelve reads of each took most of a start of 50,000 queues."""
+    store = open_store(tmp_path, clock_ms=Clock(STORE_MS))
+    for queue_id in range(30):
+        for _ in range(20):
+            store.log.append(message(queue_id=queue_id))
+    dispatched(store)
+    if expired:
+        for _ in range(3):
+            store.log.segments.drop_oldest()
+    flush_all(store)
+    before = queued(store)
+    assert store.close(clean) is clean
+    again = open_store(tmp_path, files := QueueReads())
+    reads = sorted(files.reads.values())
+    assert len(reads) == 30
+    # In the one that was written last, the record before the mark is looked for.
+    assert reads[:29] == [1] * 29
+    assert queued(again) == before
+    again.close(clean=False)
 
 
 @pytest.mark.parametrize("unflushed", [0, 1, 100])

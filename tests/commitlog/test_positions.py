@@ -69,7 +69,7 @@ def test_a_power_cut_after_the_clock_fell_leaves_no_hole_in_a_queue(
     # The system writes pages back as it likes: all of the log, and of one queue.
     store.log.flush()
     (last,) = [queue for key, queue in store.queues.items() if key == ("TopicTest", 2)]
-    last.flush(0)
+    last.flush(0, set())
     end, wanted = store.log.end, placed(store)
     store.close(clean=False)
     files.power_cut()

@@ -319,13 +319,11 @@ def test_queue_names_that_could_not_be_synced_are_tried_by_the_next_flush(tmp_pa
     store = open_store(tmp_path, files := SyncedNames())
     store.log.append(message())
     store.dispatcher.step()
-    queue = store.queues.get("TopicTest", 3)
-    assert queue is not None
     files.fail("sync_directory", errno.EMFILE, times=1)
     with pytest.raises(OSError, match="open files"):
-        queue.flush(0)
+        store.queues.flush()
     files.synced.clear()
-    queue.flush(0)
+    store.queues.flush()
     assert tmp_path / "consumequeue" in files.synced
 
 

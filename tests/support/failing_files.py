@@ -56,13 +56,17 @@ class FailingFiles(OSFiles):
         self._called("open", path)
         return super().open(path)
 
-    def create(self, path: Path, size: int, mode: int = 0o644) -> int:
+    def create(self, path: Path, size: int, mode: int = 0o644, allocated: int | None = None) -> int:
         self._changes("create", path)
-        return super().create(path, size, mode)
+        return super().create(path, size, mode, allocated)
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, offset: int = 0) -> None:
         self._changes("allocate")
-        super().allocate(fd, size)
+        super().allocate(fd, size, offset)
+
+    def lengthen(self, fd: int, size: int) -> None:
+        self._changes("lengthen")
+        super().lengthen(fd, size)
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         self._called("pread")
