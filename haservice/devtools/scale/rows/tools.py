@@ -5,12 +5,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from haservice.client import Admin, ClientOptions
 from haservice.devtools.pair import ScratchPair
 from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch
@@ -35,6 +37,8 @@ QUEUES = 2
 EVERYWHERE = "reads-everything"
 RUN = "import sys; from haservice.admin.cli import main; main(prog_name='mqadmin')"
 TOOL_SECONDS = 300.0
+PATIENCE_S = 60.0
+LOOK_SECONDS = 0.05
 PULL_WITH_SUBSCRIPTION = 4
 # Small files: a queue takes one, whatever it holds.
 SETTINGS = {"mappedFileSizeConsumeQueue": "20000", "autoCreateTopicEnable": "true"}
@@ -80,8 +84,18 @@ def _filled(stage: Stage, size: int) -> Iterator[ScratchPair]:
         pair.start_nameserver()
         pair.start_master()
         _all_ok(pair.master_addr, [send_command(_topic(n), b"x" * 100) for n in range(size)])
+        _wait_dispatched(pair)
         _all_ok(pair.master_addr, [_pull(_topic(n), _group(n)) for n in range(size)])
         yield pair
+
+
+def _wait_dispatched(pair: ScratchPair) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    with Admin(ClientOptions(namesrv_addr=pair.namesrv_addr)) as admin:
+        while (behind := admin.runtime_info(pair.master_addr)["dispatchBehindBytes"]) != "0":
+            if time.monotonic() > deadline:
+                raise HAServiceError(f"{behind} bytes are not in their queues after {PATIENCE_S:g} s")
+            time.sleep(LOOK_SECONDS)
 
 
 def _topic(number: int) -> str:
