@@ -55,6 +55,7 @@ from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.send.reply import ReplyProcessor
 from haservice.broker.send.send_back import SendBackProcessor
 from haservice.broker.stats.counters import Stats
+from haservice.broker.stats.overview import OverviewProcessor
 from haservice.broker.transactions.check import TransactionCheck, load_ends
 from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
@@ -94,6 +95,8 @@ ASKS_ABOUT_QUEUES = frozenset(
         RequestCode.QUERY_CONSUME_TIME_SPAN,
         RequestCode.GET_BROKER_CONSUME_STATS,
         RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_TOPICS_OVERVIEW,
+        RequestCode.GET_GROUPS_OVERVIEW,
     }
 )
 
@@ -287,6 +290,7 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
             broker_name=name,
             broker_addr=config.broker_addr,
         ),
+        OverviewProcessor(topics, clients, offsets, view, traffic, offload),
         ResetOffsetsProcessor(topics, clients, offsets, view, offload, broker_name=name),
         ClientCallsProcessor(clients, store.log, offload, broker_name=name),
         QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, is_slave=is_slave),

@@ -471,6 +471,7 @@ class BrokerNode:
             "damagedRanges": self.store.log.damaged_text,
             "nextSegmentNotMade": self.store.flusher.next_segment_trouble,
             "inSyncReplicas": str(self.config.replication.in_sync_replicas),
+            "statisticsLeftOut": self.stats.traffic.left_out,
             "passDamagedMessages": str(broker.pass_damaged_messages).lower(),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
             "sendThreadPoolQueueSize": str(self.sends.pending),
