@@ -344,6 +344,7 @@ class BrokerNode:
             held=lambda: self.sends.refuse_all or store.log.writable,
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
             mend=store.mender.mend,
+            on_delivered=self.stats.delivered,
         )
         parts = Parts(
             config=config,
@@ -471,7 +472,6 @@ class BrokerNode:
             "damagedRanges": self.store.log.damaged_text,
             "nextSegmentNotMade": self.store.flusher.next_segment_trouble,
             "inSyncReplicas": str(self.config.replication.in_sync_replicas),
-            "statisticsLeftOut": self.stats.traffic.left_out,
             "passDamagedMessages": str(broker.pass_damaged_messages).lower(),
             "startAcceptSendRequestTimeStamp": str(broker.start_accept_send_timestamp_ms),
             "sendThreadPoolQueueSize": str(self.sends.pending),
