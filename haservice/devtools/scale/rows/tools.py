@@ -15,7 +15,7 @@ from typing import NamedTuple
 from haservice.client import Admin, ClientOptions
 from haservice.devtools.pair import ScratchPair
 from haservice.devtools.scale.load import call_all
-from haservice.devtools.scale.measure import Watch
+from haservice.devtools.scale.measure import Watch, memory_mb
 from haservice.devtools.scale.point import Point, Row
 from haservice.devtools.scale.sender import Sender, send_command
 from haservice.devtools.scale.stage import Stage
@@ -29,6 +29,7 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.admin import BrokerStatsHeader
 from haservice.remoting.headers.clients import PullMessageHeader
 
 SIZES = (100, 1_000, 10_000)
@@ -52,7 +53,7 @@ class _Told(NamedTuple):
 def tool(stage: Stage, sizes: Sequence[int], *, arguments: Sequence[str], lines_of: int) -> Iterator[Point]:
     """Runs one mqadmin command; it has to print `lines_of` lines for each topic at least."""
     for size in sizes:
-        with _filled(stage, size) as pair, Sender(pair.master_addr) as sender:
+        with filled(stage, size) as pair, Sender(pair.master_addr) as sender:
             with Watch(pair.processes["broker-a"].pid, sender=sender) as watch:
                 told = _mqadmin(*arguments, "-n", pair.namesrv_addr)
             if told.lines < size * lines_of:
@@ -61,6 +62,23 @@ def tool(stage: Stage, sizes: Sequence[int], *, arguments: Sequence[str], lines_
             if watch.sends is not None:
                 more["p99 send ms"] = watch.sends.p99_ms
             yield watch.point(size, more=more)
+
+
+def statistics(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
+    """Asks for the puts of each topic and the gets of its group, and counts those that have figures."""
+    for size in sizes:
+        with filled(stage, size) as pair, Sender(pair.master_addr) as sender:
+            broker = pair.processes["broker-a"]
+            asked = [_stats("TOPIC_PUT_NUMS", topic_name(number)) for number in range(size)]
+            asked += [_stats("GROUP_GET_NUMS", f"{topic_name(n)}@{group_name(n)}") for n in range(size)]
+            with Watch(broker.pid, sender=sender) as watch:
+                untold = call_all(pair.master_addr, asked)
+            more = {"told of 2 n": float(len(asked) - untold)}
+            yield watch.point(size, memory_mb=memory_mb(broker.pid), more=more)
+
+
+def _stats(name: str, key: str) -> RemotingCommand:
+    return RemotingCommand.request(RequestCode.VIEW_BROKER_STATS_DATA, BrokerStatsHeader(name, key).encode())
 
 
 def _mqadmin(*arguments: str) -> _Told:
@@ -76,16 +94,16 @@ def _mqadmin(*arguments: str) -> _Told:
 
 
 @contextmanager
-def _filled(stage: Stage, size: int) -> Iterator[ScratchPair]:
+def filled(stage: Stage, size: int) -> Iterator[ScratchPair]:
     """A master with `size` topics.  Each has a message, which its group and EVERYWHERE have consumed."""
     with stage.pair(**SETTINGS) as pair:
         stage.say(f"{size:,} topics and groups are made")
         _write_tables(pair.store("broker-a") / "config", size)
         pair.start_nameserver()
         pair.start_master()
-        _all_ok(pair.master_addr, [send_command(_topic(n), b"x" * 100) for n in range(size)])
+        _all_ok(pair.master_addr, [send_command(topic_name(n), b"x" * 100) for n in range(size)])
         _wait_dispatched(pair)
-        _all_ok(pair.master_addr, [_pull(_topic(n), _group(n)) for n in range(size)])
+        _all_ok(pair.master_addr, [_pull(topic_name(n), group_name(n)) for n in range(size)])
         yield pair
 
 
@@ -98,24 +116,24 @@ def _wait_dispatched(pair: ScratchPair) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _topic(number: int) -> str:
+def topic_name(number: int) -> str:
     return f"orders-of-region-{number:05d}"
 
 
-def _group(number: int) -> str:
+def group_name(number: int) -> str:
     return f"billing-of-region-{number:05d}"
 
 
 def _write_tables(config: Path, size: int) -> None:
     """As a broker that made them one by one would have: that would take longer than what is measured."""
     config.mkdir(parents=True)
-    groups = [*(_group(number) for number in range(size)), EVERYWHERE]
-    topics = [TopicConfig(_topic(number), QUEUES, QUEUES) for number in range(size)]
+    groups = [*(group_name(number) for number in range(size)), EVERYWHERE]
+    topics = [TopicConfig(topic_name(number), QUEUES, QUEUES) for number in range(size)]
     topics += [TopicConfig(f"%RETRY%{group}", 1, 1) for group in groups]
     offsets = {
-        f"{_topic(number)}@{group}": {0: 1}
+        f"{topic_name(number)}@{group}": {0: 1}
         for number in range(size)
-        for group in (_group(number), EVERYWHERE)
+        for group in (group_name(number), EVERYWHERE)
     }
     wrappers = {
         "topics": TopicConfigWrapper(topic_config_table={topic.topic_name: topic for topic in topics}),
@@ -155,6 +173,12 @@ def _row(name: str, title: str, *arguments: str, lines_of: int = 1) -> Row:
 
 BESIDE = "CPU s is the broker's"
 ROWS = (
+    Row(
+        "statistics",
+        f"n topics with a message in and out; the figures of each are asked for by request 315; {BESIDE}",
+        statistics,
+        sizes=SIZES,
+    ),
     _row(
         "tool-stats-all", f"mqadmin statsAll, n topics with two groups each; {BESIDE}", "statsAll", lines_of=2
     ),
@@ -169,7 +193,7 @@ ROWS = (
     _row(
         "tool-reset",
         f"mqadmin resetOffsetByTime of one topic, a group with offsets in n topics; {BESIDE}",
-        *("resetOffsetByTime", "-g", EVERYWHERE, "-t", _topic(0), "-s", "now"),
+        *("resetOffsetByTime", "-g", EVERYWHERE, "-t", topic_name(0), "-s", "now"),
         lines_of=0,
     ),
 )
