@@ -39,7 +39,7 @@ def test_topics_have_the_figures_of_the_requests_for_one_topic(
     fill(client, node, 2, topic="U")
     commit(node, 2, group="G")
     commit(node, 1, 1, group="H")
-    commit(node, 2, group="G", topic="U")
+    commit(node, 1, group="G", topic="U")
     join(peers(node), "c1")  # G subscribes T and no longer U
     assert ask(client, node, RequestCode.PULL_MESSAGE, **PULL).code == 0
     found = topics_of(client, node)

@@ -155,7 +155,8 @@ def test_the_memory_of_counters_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert 400 <= len(traffic) <= 500
-    assert taken <= sum(bounds)
+    waiting = traffic._room.waiting + traffic._queue_room.waiting
+    assert taken <= sum(bounds) - (2 * WAITING_MAX - waiting) * WAITING_BYTES
 
 
 def test_it_is_told_what_has_no_counter() -> None:
@@ -208,6 +209,17 @@ def test_an_idle_counter_gives_way_and_a_busy_one_stays() -> None:
     assert sums(traffic, "TOPIC_PUT_NUMS", "U") == [5, 5, 5]
     assert sums(traffic, "TOPIC_PUT_NUMS", "busy") == [1000, 1000, 2000]
     assert "1 gave way to busier ones" in traffic.left_out
+
+
+def test_who_is_less_busy_than_all_others_goes_without() -> None:
+    traffic, clock = make(topics_max=10)
+    for _ in range(5):
+        for number in range(10):
+            traffic.put(f"T{number}", 0, 100, 1)
+        traffic.put("U", 0, 1, 1)
+        after(traffic, clock, 1)
+    assert traffic.rate("U") is None
+    assert all(traffic.rate(f"T{number}") is not None for number in range(10))
 
 
 def test_a_second_looks_at_a_bounded_number_of_counters(monkeypatch: pytest.MonkeyPatch) -> None:
