@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import click
 
+from haservice.admin.many import Call, call_many
 from haservice.client import admin
-from haservice.client.admin import Broker, Pulled, readable_addr
+from haservice.client.admin import TIMEOUT_S, Broker, Pulled, readable_addr
 from haservice.client.options import ClientOptions
-from haservice.remoting.bodies.clients import MASTER_ID
+from haservice.errors import AnswerError, RemotingError
+from haservice.remoting.bodies.clients import MASTER_ID, TopicRouteData
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.clients import RouteHeader
 from haservice.terminal.access import Access, access
 
 __all__ = ["Admin", "Broker", "Pulled", "readable_addr"]
@@ -38,3 +44,29 @@ class Admin(admin.Admin):
         if cluster is None:
             raise click.UsageError("where?  Say -b host:port, or -c CLUSTER with -n")
         return self.brokers(cluster) if slaves else self.masters(cluster)
+
+    def call_many(self, calls: Sequence[Call], timeout_s: float = TIMEOUT_S) -> list[Any]:
+        """Makes these calls, some at a time: of each the answer's body, or the RemotingError."""
+        return self._client.use(partial(call_many, calls=calls, timeout_s=timeout_s))
+
+    def routes(self, topics: Iterable[str]) -> dict[str, TopicRouteData]:
+        """The routes of the topics that have one."""
+        found: dict[str, TopicRouteData] = {}
+        left, failure = list(topics), None
+        for addr in self.nameservers:
+            code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+            headers = [RouteHeader(topic, accept_standard_json_only=True) for topic in left]
+            results = self.call_many([Call(addr, code, header, TopicRouteData) for header in headers])
+            answered = dict(zip(left, results, strict=True))
+            found.update({topic: one for topic, one in answered.items() if isinstance(one, TopicRouteData)})
+            left = [
+                topic
+                for topic, one in answered.items()
+                if isinstance(one, RemotingError) and not isinstance(one, AnswerError)
+            ]
+            if not left:
+                return found
+            failure = answered[left[0]]
+        if failure is not None:
+            raise failure
+        return found

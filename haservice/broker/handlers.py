@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
+from commitlog.kernel.records import Message
 from commitlog.options import TRANSACTION_CHECKS
 from commitlog.store import Store
 from haservice.access.files import AclFiles
@@ -38,7 +39,7 @@ from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
 from haservice.broker.metadata.readable_topics import ReadableTopics, Topics
 from haservice.broker.metadata.store_view import StoreView
 from haservice.broker.metadata.topic_admin import TopicProcessor
-from haservice.broker.metadata.topics import TRACE_TOPIC, TopicTable
+from haservice.broker.metadata.topics import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTable
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.pull.message_filter import MessageFilters
@@ -54,13 +55,16 @@ from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.send.reply import ReplyProcessor
 from haservice.broker.send.send_back import SendBackProcessor
+from haservice.broker.stats.counted_log import CountedLog
 from haservice.broker.stats.counters import Stats
+from haservice.broker.stats.overview import OverviewProcessor
 from haservice.broker.transactions.check import TransactionCheck, load_ends
 from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
 from haservice.broker.transactions.walk import Rules
 from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import (
+    DELAY_STATS,
     FILTERS,
     PERMISSION,
     PULLS,
@@ -94,6 +98,8 @@ ASKS_ABOUT_QUEUES = frozenset(
         RequestCode.QUERY_CONSUME_TIME_SPAN,
         RequestCode.GET_BROKER_CONSUME_STATS,
         RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_TOPICS_OVERVIEW,
+        RequestCode.GET_GROUPS_OVERVIEW,
     }
 )
 
@@ -162,6 +168,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         readable_end=parts.ha.readable_end,
     )
     filters = MessageFilters(broker, parts.clients, parts.filters)
+    counted_log = CountedLog(store.log, parts.stats)
     barrier = DispatchBarrier(store.log, store.dispatcher, parts.server.call_soon)
     pulls = PullProcessor(
         broker,
@@ -174,7 +181,9 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         barrier,
         parts.stats,
         offload,
-        None if parts.is_slave else OffsetMovedEvents(store.log.append, broker.broker_name, parts.store_host),
+        None
+        if parts.is_slave
+        else OffsetMovedEvents(counted_log.append, broker.broker_name, parts.store_host),
         store.mender.mend,
     )
     queries = QueryProcessor(
@@ -187,6 +196,8 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         lambda: store.index_mender.busy,
     )
     live = parts.live
+    live.follow({DELAY_STATS}, lambda config: _count_delivered(parts.stats, config))
+    _count_delivered(parts.stats, config)
     live.follow({PULLS}, lambda config: pulls.configure(config.broker))
     live.follow({FILTERS}, lambda config: filters.configure(config.broker))
     live.follow({PULLS}, lambda config: reader.configure(ReadLimits.of(config.broker)))
@@ -220,7 +231,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
             broker_addr=config.broker_addr,
         ),
         TransactionProcessor(
-            store.log,
+            counted_log,
             parts.durability,
             parts.transaction_ends,
             offload,
@@ -287,6 +298,7 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
             broker_name=name,
             broker_addr=config.broker_addr,
         ),
+        OverviewProcessor(topics, clients, offsets, view, traffic, offload),
         ResetOffsetsProcessor(topics, clients, offsets, view, offload, broker_name=name),
         ClientCallsProcessor(clients, store.log, offload, broker_name=name),
         QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, is_slave=is_slave),
@@ -337,7 +349,7 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
         _send_limits(parts.config.broker),
         admission,
         parts.clients,
-        parts.store.log,
+        CountedLog(parts.store.log, parts.stats),
         store_host=parts.store_host,
         stores=parts.config.broker.store_reply_message_enable,
         unwritable=lambda: sends.refuse_all,
@@ -365,9 +377,15 @@ def _readable_topics(parts: Parts) -> Topics:
 
 
 def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
-    broker = parts.config.broker
+    broker, traffic = parts.config.broker, parts.stats.traffic
+
+    def sent_back(topic: str, group: str, stored: Message, size_bytes: int) -> None:
+        traffic.sent_back(topic, group)
+        if stored.topic == SCHEDULE_TOPIC:
+            traffic.scheduled(stored.queue_id, size_bytes)
+
     send_back = SendBackProcessor(
-        parts.store.log,
+        CountedLog(parts.store.log, parts.stats),
         parts.topics,
         parts.groups.find,
         parts.durability,
@@ -377,10 +395,14 @@ def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
         delay_level_max=len(parse_delay_levels(parts.config.log.message_delay_levels)),
         is_slave=parts.is_slave,
         unwritable=lambda: sends.refuse_all,
-        on_sent_back=parts.stats.traffic.sent_back,
+        on_sent_back=sent_back,
     )
     parts.live.follow({PERMISSION}, lambda config: send_back.configure(config.broker.permission))
     return send_back
+
+
+def _count_delivered(stats: Stats, config: NodeConfig) -> None:
+    stats.counts_delivered = config.broker.enable_schedule_message_stats
 
 
 def _admission(parts: Parts) -> Admission:

@@ -346,6 +346,7 @@ class BrokerNode:
             held=lambda: self.sends.refuse_all or store.log.writable,
             persist_s=broker.flush_delay_offset_interval_ms / 1000,
             mend=store.mender.mend,
+            on_delivered=self.stats.delivered,
         )
         parts = Parts(
             config=config,

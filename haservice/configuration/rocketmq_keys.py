@@ -34,7 +34,7 @@ BROKER = _names(
     dLegerPeers dLegerSelfId debugLockEnable deleteCommitLogFilesInterval
     deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly diskFallRecorded
     duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog enableLmq
-    enableMultiDispatch enableScheduleAsyncDeliver enableScheduleMessageStats
+    enableMultiDispatch enableScheduleAsyncDeliver
     fastFailIfNoBufferInStorePool flushCommitLogTimed
     flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
     maxMsgsNumBatch preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths

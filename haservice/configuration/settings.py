@@ -60,6 +60,7 @@ PULLS = Taker("pulls")
 FILTERS = Taker("filters by SQL92 expressions")
 QUERIES = Taker("queries by key")
 REPLIES = Taker("replies")
+DELAY_STATS = Taker("statistics of delayed messages")
 TOPIC_CREATION = Taker("creation of topics")
 TOPIC_COUNT = Taker("the number of topics")
 GROUPS = Taker("creation of consumer groups")
@@ -195,6 +196,9 @@ class BrokerConfig:
     )
     flush_delay_offset_interval_ms: int = SENDING.key("flushDelayOffsetInterval", 10000, MS)(
         "How long the progress of delayed messages may stay unwritten; we write it after 1 s at the latest."
+    )
+    enable_schedule_message_stats: bool = SENDING.key("enableScheduleMessageStats", True, ANY, DELAY_STATS)(
+        "Delayed messages count in the statistics of their topic when they are delivered."
     )
     max_pending_sends: int = SENDING.key("maxPendingSends", 100000, Values("requests"), OURS, SENDS)(
         "Most sends that wait for disk or slave; one more is answered SYSTEM_BUSY."

@@ -1,6 +1,6 @@
 """Every number that has a name on the clients' wire: requests, responses, languages.
 
-The names are RocketMQ 4.9.8's, plus one request of 5.x, GET_BROKER_HA_STATUS, and eight of our own from 40001
+The names are RocketMQ 4.9.8's, plus one request of 5.x, GET_BROKER_HA_STATUS, and ten of our own from 40001
 on.  A node serves only the codes that its processors register, not every code listed here.
 """
 
@@ -103,6 +103,9 @@ class RequestCode(IntEnum):
     REINIT = 40006
     PLEDGE = 40007
     FORGET = 40008
+    # OURS: all topics, or all groups, of a broker in a few answers.
+    GET_TOPICS_OVERVIEW = 40009
+    GET_GROUPS_OVERVIEW = 40010
 
 
 class ResponseCode(IntEnum):

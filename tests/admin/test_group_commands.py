@@ -14,6 +14,7 @@ from haservice.remoting.bodies.admin import (
     ConsumerConnection,
     ConsumerRunningInfo,
     ConsumeStats,
+    GroupList,
     ProcessQueueInfo,
     QueueProgress,
     ResetOffsetBody,
@@ -28,7 +29,7 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.admin import ResetOffsetHeader
+from haservice.remoting.headers.admin import ConsumeStatsHeader, ResetOffsetHeader
 from haservice.remoting.headers.clients import OffsetResponseHeader, RouteHeader, UpdateConsumerOffsetHeader
 from tests.admin.asking import Serve, body, run
 
@@ -135,18 +136,24 @@ class Offline:
     def __init__(self, progress: ConsumeStats, found: int) -> None:
         self.progress = progress
         self.found = OffsetResponseHeader(found).encode()
+        self.groups = ["g"]
         self.written: list[UpdateConsumerOffsetHeader] = []
 
     def start(self, serve: Serve) -> str:
         return serve(
             {
                 RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: lambda r: r.answer(OFFLINE, "not online"),
-                RequestCode.GET_CONSUME_STATS: body(self.progress.encode()),
+                RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: body(GroupList(self.groups).encode()),
+                RequestCode.GET_CONSUME_STATS: self.of_topic,
                 RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda r: r.answer(ext=self.found),
                 RequestCode.GET_MAX_OFFSET: lambda r: r.answer(ext=self.found),
                 RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
             }
         )
+
+    def of_topic(self, request: RemotingCommand) -> RemotingCommand:
+        assert ConsumeStatsHeader.decode(request.ext).topic == "T"  # not of all topics that the group has
+        return request.answer(body=self.progress.encode())
 
     def update(self, request: RemotingCommand) -> RemotingCommand:
         self.written.append(UpdateConsumerOffsetHeader.decode(request.ext))

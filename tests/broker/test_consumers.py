@@ -77,6 +77,23 @@ def test_joining_is_news_and_staying_is_not() -> None:
     assert told.table.consumer_ids("G") == ["c1", "c2"]
 
 
+def test_the_groups_of_a_topic_are_put_together_once_until_a_subscription_changes() -> None:
+    table = Told().table
+    first, second = Peer(), Peer()
+    table.heartbeat(first, heartbeat("c1", {"T": "*", "U": "*"}), 0)
+    table.heartbeat(second, heartbeat("c2", group="H"), 0)
+    assert table.subscribers("T") == ["G", "H"]
+    assert table.subscribers("U") == ["G"]
+    known = table.by_topic()
+    table.heartbeat(second, heartbeat("c2", group="H"), 1)
+    table.heartbeat(Peer(), heartbeat("c3", group="H"), 1)
+    assert table.by_topic() is known
+    table.heartbeat(first, heartbeat("c1", {"T": "*", "V": "*"}), 2)
+    assert (table.subscribers("U"), table.subscribers("V")) == ([], ["G"])
+    first.close("gone")
+    assert table.subscribers("T") == ["H"]
+
+
 def test_leaving_is_news_to_who_stays() -> None:
     told = Told()
     first, second = Peer(), Peer()

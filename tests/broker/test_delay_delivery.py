@@ -87,6 +87,7 @@ class Bench:
         self.clock = clock or Clock()
         self.store = Store.open(log_options(root, **options), store_host=STORE_HOST, clock_ms=self.clock)
         self.held: str | None = None
+        self.told: list[tuple[int, dict[str, tuple[int, int]]]] = []
         self.offsets = DelayOffsets(PersistedFile(root / "config" / "delayOffset.json"))
         self.offsets.load(level_bounds(self.store.queues.get))
         self.delivery = self.deliverer(self.store.log)
@@ -100,6 +101,7 @@ class Bench:
             held=lambda: self.held,
             clock_ms=self.clock,
             mend=self.store.mender.mend,
+            on_delivered=lambda queue_id, topics, _: self.told.append((queue_id, dict(topics))),
         )
 
     def put(self, level: int, body: bytes = b"x", **fields: Any) -> Appended:
@@ -148,6 +150,21 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     yield maker
     for bench in benches:
         bench.store.close(clean=False)
+
+
+def test_what_came_to_each_topic_is_told_with_its_bytes(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for topic in ("A", "B", "A"):
+        bench.put(1, topic=topic)
+    bench.put(2, topic="A")
+    bench.deliver(1)
+    sizes = {
+        topic: [one.size for one in bench.store.queues.get(topic, 3).read(0, 10)]  # type: ignore[union-attr]
+        for topic in ("A", "B")
+    }
+    assert bench.told == [(0, {"A": (2, sum(sizes["A"])), "B": (1, sum(sizes["B"]))})]
+    bench.deliver(4)
+    assert [queue_id for queue_id, _ in bench.told] == [0, 1]
 
 
 def test_a_message_is_delivered_when_its_time_has_come_and_not_before(make: Callable[..., Bench]) -> None:

@@ -25,6 +25,7 @@ from haservice.broker.send.admission import Admission, Limits
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.stats.counters import Stats
+from haservice.broker.stats.traffic import NO_GROUP, PUTS
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import TopicConfig
@@ -157,8 +158,9 @@ class Broker:
         return {
             "puts": (stats.puts, stats.put_bytes, stats.puts_failed),
             "queues": {
-                key: (counter.count, counter.size, counter.times)
-                for key, counter in stats.traffic._puts.items()
+                (topic, queue_id): (counter.count, counter.size, counter.times)
+                for topic, groups in stats.traffic._trees[PUTS].items()
+                for queue_id, counter in groups[NO_GROUP].items()
             },
         }
 

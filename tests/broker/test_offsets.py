@@ -79,6 +79,42 @@ def test_a_broken_file_gives_way_to_its_backup(tmp_path: Path) -> None:
     assert table(tmp_path).table() == {}
 
 
+def test_topics_of_a_group_and_groups_of_a_topic_are_found_by_name(tmp_path: Path) -> None:
+    """Whichever way offsets come and go: commits, a file, a master's table, a group that is removed."""
+    offsets = table(tmp_path)
+    for group, topic in (("G", "T"), ("G", "U"), ("H", "T"), ("H@odd", "T")):
+        offsets.commit(group, topic, 0, 1)
+        offsets.commit(group, topic, 1, 1)
+    assert offsets.groups_of("T") == ["G", "H", "H@odd"]
+    assert offsets.topics_of("G") == ["T", "U"]
+    assert offsets.groups() == ["G", "H", "H@odd"]
+    offsets.persist()
+    offsets.remove_group("G")
+    assert offsets.groups_of("T") == ["H", "H@odd"]
+    assert offsets.groups_of("U") == offsets.topics_of("G") == []
+    offsets.load()
+    assert offsets.groups_of("U") == ["G"]
+    offsets.merge(ConsumerOffsetWrapper({"T@G": {0: 1}, "V@N": {0: 1}, "U@G": {0: 1}}))
+    offsets.merge(ConsumerOffsetWrapper({"T@G": {0: 1}, "V@N": {0: 1}}), continued=True)
+    assert offsets.topics_of("N") == ["V"]
+    assert offsets.topics_of("G") == ["T", "U"]  # queue 1, which the master never had, stays
+    for key in offsets.table():
+        topic, _, group = key.partition("@")
+        assert group in offsets.groups_of(topic)
+        assert topic in offsets.topics_of(group)
+
+
+@pytest.mark.parametrize("keys", [["T", "T@"], ["T@", "T"]])
+def test_keys_that_mean_the_same_names_do_no_harm(tmp_path: Path, keys: list[str]) -> None:
+    (tmp_path / "config").mkdir()
+    members = ",".join(f'"{key}":{{0:1}}' for key in keys)
+    (tmp_path / "config" / "consumerOffset.json").write_text(f'{{"offsetTable":{{{members}}}}}')
+    offsets = table(tmp_path)
+    assert "" in offsets.groups_of("T")
+    offsets.remove_group("")
+    assert "T@" not in offsets.table()
+
+
 def test_merging_keeps_the_larger_offset(tmp_path: Path) -> None:
     offsets = table(tmp_path)
     offsets.commit("G", "T", 0, 10)

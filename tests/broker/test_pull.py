@@ -317,6 +317,22 @@ def test_a_pull_whose_time_is_up_is_told_that_there_is_nothing(reading_broker: M
     assert (answer.code, answer.remark, header(answer)) == (19, "OFFSET_OVERFLOW_ONE", (0, 3, 0, 3))
 
 
+def test_a_held_pull_is_a_miss_at_once_and_then_what_its_answer_is(reading_broker: Make) -> None:
+    """As RocketMQ counts: getMissTps, getFoundTps."""
+    broker = reading_broker()
+    pull = broker.caller().begin_pull(0, sysFlag=HOLD)
+    wait_until(broker.held, "pull is held")
+    wait_until(lambda: broker.stats.gets_missed == 1, "it is a miss")
+    broker.put(b"1")
+    broker.dispatch()
+    assert pull.result(10).code == 0
+    assert (broker.stats.gets_missed, broker.stats.gets_found) == (1, 1)
+    assert broker.caller().pull(1, sysFlag=HOLD, suspendTimeoutMillis=1).code == 19
+    assert (broker.stats.gets_missed, broker.stats.gets_found) == (3, 1)
+    assert broker.caller().pull(1).code == 19  # not held
+    assert (broker.stats.gets_missed, broker.stats.gets_found) == (4, 1)
+
+
 def test_without_long_polling_a_hold_is_short(reading_broker: Make) -> None:
     broker = reading_broker(long_polling_enable=False, short_polling_ms=1)
     answer = broker.caller().pull(0, sysFlag=HOLD, suspendTimeoutMillis=60_000)

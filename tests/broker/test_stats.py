@@ -82,3 +82,17 @@ def test_runtime_is_told_in_rocketmqs_words() -> None:
     stats, clock = make()
     clock.now_s = 2 * 86_400 + 3 * 3600 + 4 * 60 + 5
     assert stats.table()["runtime"] == "[ 2 days, 3 hours, 4 minutes, 5 seconds ]"
+
+
+def test_what_is_delivered_late_is_a_put_and_counts_for_its_topic_only_if_it_should() -> None:
+    stats, clock = make()
+    stats.delivered(0, {"T": (2, 300), "U": (1, 100)}, 0.0)
+    assert stats.table()["putMessageTimesTotal"] == "3"
+    assert stats.table()["putMessageSizeTotal"] == "400"
+    clock.advance(stats, 1)
+    assert stats.traffic.rate("T") == (0.2, 2)
+    stats.counts_delivered = False
+    stats.delivered(0, {"T": (5, 500)}, 0.0)
+    clock.advance(stats, 1)
+    assert stats.table()["putMessageTimesTotal"] == "8"
+    assert stats.traffic.rate("T") == (0.2, 2)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
@@ -49,6 +49,10 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 # How soon after a delivery its offset is written; also the shortest time between two writes.
 PERSIST_S = 1.0
+
+
+# (queue id, topic → messages and bytes, seconds)
+OnDelivered = Callable[[int, Mapping[str, tuple[int, int]], float], None]
 
 
 class Queue(Protocol):
@@ -105,10 +109,13 @@ class DelayDelivery:
         persist_s: float = PERSIST_S,
         clock_ms: Callable[[], int] = wall_clock_ms,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
+        on_delivered: OnDelivered = lambda queue_id, topics, seconds: None,
     ) -> None:
         """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be.
-        `mend` checks an entry that does not fit the log; True if it should be read again.
+        `mend` checks an entry that does not fit the log; True if it should be read again.  `on_delivered` is
+        told what came from a level's queue to each topic, messages and bytes, and how long that took.
         """
+        self._on_delivered = on_delivered
         self._mend = mend
         self._log = log
         self._find_queue = find_queue
@@ -203,15 +210,24 @@ class DelayDelivery:
                 if message is not None:
                     messages.append(message)
                     places.append(number)
+        begun_s = time.monotonic()
         outcomes = self._log.append_many(messages) if messages else ()
+        seconds = time.monotonic() - begun_s
         done = len(entries)
-        for number, outcome in zip(places, outcomes, strict=True):
+        topics: dict[str, tuple[int, int]] = {}
+        for number, message, outcome in zip(places, messages, outcomes, strict=True):
             if isinstance(outcome, MessageIllegal):
                 self._pass_over(level, offset + number, entries[number], str(outcome))
             elif isinstance(outcome, CommitLogError):
                 done = number
                 logger.debug("not delivered level=%d offset=%d: %s", level.number, offset + number, outcome)
                 break
+            else:
+                count, size_bytes = topics.get(message.topic, (0, 0))
+                size_bytes += outcome.end - outcome.physical_offset
+                topics[message.topic] = count + 1, size_bytes
+        if topics:
+            self._on_delivered(queue_of(level.number), topics, seconds)
         if done:
             self._offsets.advance(level.number, offset + done, self._log.end)
         return done

@@ -85,6 +85,7 @@ class ConsumeStatsProcessor:
         header = ConsumeStatsHeader.decode(request.ext)
         subscribed = self._subscribed(header.consumer_group)
         topic = (header.topic or "").strip()
+        self._traffic.settle()
         return asyncio.ensure_future(self._of_group(request, header.consumer_group, topic, subscribed))
 
     def by_whom(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -105,6 +106,7 @@ class ConsumeStatsProcessor:
         """317: of every group that is online or has offsets."""
         ordered_only = BrokerConsumeStatsHeader.decode(request.ext).is_order
         online: Online = {name: self._subscribed(name) for name in self._clients.consumers}
+        self._traffic.settle()
         return asyncio.ensure_future(self._of_broker(request, ordered_only, online))
 
     def _subscribed(self, name: str) -> Collection[str] | None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import orjson
 
 from haservice.broker.groups.offset_merge import SEPARATOR, Looks, OffsetTable, settled
+from haservice.broker.offsets.names import OffsetNames
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 from haservice.remoting.bodies.offset_text import SLICE_KEYS, encode_offsets, slices
@@ -54,6 +55,7 @@ class ConsumerOffsets:
         # Guards all fields below but `_looked`: others copy while the loop commits.
         self._lock = threading.Lock()
         self._table: OffsetTable = {}
+        self._names = OffsetNames()
         self._count = 0
         self._text_bytes = 0
         self._changes = 0
@@ -104,6 +106,7 @@ class ConsumerOffsets:
         queues = self._table.get(key)
         if queues is None:
             queues = self._table[key] = {}
+            self._names.add(key)
             self._text_bytes += _text_bytes(key)
         if queue_id not in queues:
             self._count += 1
@@ -120,6 +123,7 @@ class ConsumerOffsets:
             self._text_bytes -= _QUEUE_BYTES
         if not queues:
             del self._table[key]
+            self._names.remove(key)
             self._text_bytes -= _text_bytes(key)
         self._changes += 1
         self._refusals, self._told_full = 0, False
@@ -156,13 +160,18 @@ class ConsumerOffsets:
 
     def topics_of(self, group: str) -> list[str]:
         """The topics in which `group` has offsets."""
-        keys = (key.partition(SEPARATOR) for key in self._keys())
-        return [topic for topic, _, name in keys if name == group]
+        with self._lock:
+            return self._names.topics_of(group)
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have offsets in `topic`."""
-        keys = (key.partition(SEPARATOR) for key in self._keys())
-        return [group for name, _, group in keys if name == topic]
+        with self._lock:
+            return self._names.groups_of(topic)
+
+    def groups(self) -> list[str]:
+        """The groups that have offsets."""
+        with self._lock:
+            return self._names.groups()
 
     def remove_group(self, group: str) -> int:
         """Forgets every offset of `group`; returns in how many topics it had some."""
@@ -249,7 +258,7 @@ class ConsumerOffsets:
         if body is None:
             return
         with self._lock:
-            self._table = {}
+            self._table, self._names = {}, OffsetNames()
             self._count = self._text_bytes = 0
             for key, queues in body.offset_table.items():
                 for queue_id, offset in queues.items():

@@ -10,7 +10,7 @@ The loop's thread only; no lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -89,6 +89,8 @@ class ClientTable:
         self.consumers: dict[str, ConsumerGroup] = {}
         # Every connection with a heartbeat, with the groups it belongs to.
         self._groups_of: dict[Peer, tuple[set[str], set[str]]] = {}
+        # Topic → groups that subscribe it, made when asked for; None when a subscription has changed since.
+        self._by_topic: dict[str, list[str]] | None = None
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self.consumers.get(name)
@@ -104,7 +106,16 @@ class ClientTable:
 
     def subscribers(self, topic: str) -> list[str]:
         """The groups that are online and subscribe `topic`."""
-        return [name for name, group in self.consumers.items() if topic in group.subscriptions]
+        return list(self.by_topic().get(topic, ()))
+
+    def by_topic(self) -> Mapping[str, Sequence[str]]:
+        """The groups that are online, by the topics that they subscribe.  It does not change any more."""
+        if self._by_topic is None:
+            self._by_topic = {}
+            for name, group in self.consumers.items():
+                for topic in group.subscriptions:
+                    self._by_topic.setdefault(topic, []).append(name)
+        return self._by_topic
 
     def heartbeat(
         self, connection: Peer, data: HeartbeatData, now_s: float, language: str = "OTHER", version: int = 0
@@ -130,7 +141,9 @@ class ClientTable:
         known = group.members.get(connection)
         group.members[connection] = client
         changed = known is None or known.client_id != client.client_id
-        changed |= _subscribe(group, data.subscription_data_set)
+        if _subscribe(group, data.subscription_data_set):
+            changed = True
+            self._by_topic = None
         if changed:
             self._on_change(group.name, list(group.members))
         if self._filters is not None:
@@ -198,6 +211,7 @@ class ClientTable:
             return
         if not group.members:
             del self.consumers[name]
+            self._by_topic = None
             if self._filters is not None:
                 self._filters.unregister(name)
         else:

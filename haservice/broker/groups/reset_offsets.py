@@ -103,15 +103,9 @@ class ResetOffsetsProcessor:
         topic: TopicConfig,
         committed: list[int | None],
     ) -> RemotingCommand:
+        self._check_online(header)  # before the disk is read for nothing
         table: Table = await self._offload(self._targets, header, topic, committed)
-        members = self._members(header.group)
-        if not members:
-            raise RequestError(
-                ResponseCode.CONSUMER_NOT_ONLINE,
-                f"Consumer not online, so can not reset offset, Group: {header.group}"
-                f" Topic: {header.topic} Timestamp: {header.timestamp}",
-            )
-        for member, client in members:
+        for member, client in self._check_online(header):
             body = body_for(client.language, table)
             member.send(
                 RemotingCommand.request(
@@ -119,6 +113,16 @@ class ResetOffsetsProcessor:
                 )
             )
         return request.answer(body=ResetOffsetBody(table).encode())
+
+    def _check_online(self, header: ResetOffsetHeader) -> list[tuple[Connection, Client]]:
+        members = self._members(header.group)
+        if not members:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {header.group}"
+                f" Topic: {header.topic} Timestamp: {header.timestamp}",
+            )
+        return members
 
     def _targets(self, header: ResetOffsetHeader, topic: TopicConfig, committed: list[int | None]) -> Table:
         """In a work thread.  Without force no queue moves forward."""

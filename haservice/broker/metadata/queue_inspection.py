@@ -177,9 +177,9 @@ class QueueInspectionProcessor:
         header = BrokerStatsHeader.decode(request.ext)
         figures = self._traffic.figures(header.stats_name, header.stats_key)
         if figures is None:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
-            )
+            remark = f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            left_out = self._traffic.left_out
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"{remark}; {left_out}" if left_out else remark)
         minute, hour, day = (_item(one) for one in figures)
         return request.answer(body=BrokerStatsData(minute, hour, day).encode())
 

@@ -229,7 +229,10 @@ class PullProcessor:
         if type(decision) is Hold:
             held = self._hold(pull, decision)
             pull.may_be_held = False
-            return self._answer(pull, look) if held is None else held
+            if held is None:
+                return self._answer(pull, look)
+            self._stats.get(0, 0)  # as RocketMQ counts it: a miss now, and its answer later
+            return held
         if decision is Step.AWAIT_DISPATCH and self._barrier.reached:
             pull.may_await_dispatch = False
             return self._answer(pull, look)

@@ -68,10 +68,10 @@ class SendBackProcessor:
         delay_level_max: int,
         is_slave: bool,
         unwritable: Callable[[], str | None] = lambda: None,
-        on_sent_back: Callable[[str, str], None] = lambda topic, group: None,
+        on_sent_back: Callable[[str, str, Message, int], None] = lambda topic, group, stored, size: None,
     ) -> None:
         """`unwritable` says why nothing can be stored now, besides what the log itself says; `on_sent_back`
-        is called with (topic, group) of each message that was stored."""
+        is called with (topic, group) of each message that came back, with what was stored, and its bytes."""
         self._log = log
         self._topics = topics
         self._find_group = find_group
@@ -137,8 +137,10 @@ class SendBackProcessor:
         queue_id = random.randrange(config.retry_queue_nums)
         message, level = sent_back(stored, header.group, queue_id, header.delay_level, times_max)
         self._check_writable()
-        appended = self._append(self._on_its_way(header.group, message, level))
-        self._on_sent_back(consumed_topic(message), header.group)
+        on_its_way = self._on_its_way(header.group, message, level)
+        appended = self._append(on_its_way)
+        size = appended.end - appended.physical_offset
+        self._on_sent_back(consumed_topic(message), header.group, on_its_way, size)
         status = await self._durability.proof(appended.end)
         if status is not PutStatus.PUT_OK:
             logger.debug("message sent back without its proof status=%s end=%d", status.name, appended.end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from commitlog.log.log import wall_clock_ms
@@ -42,7 +42,11 @@ class Sample(NamedTuple):
 
 
 class Stats:
-    """Counts puts and gets of one broker since its start; `traffic` counts by topic, queue and group."""
+    """Counts puts and gets of one broker since its start; `traffic` counts by topic, queue and group.
+
+    As in RocketMQ a put is whatever the broker stores: a delayed message is one when it is stored, and another
+    one when it is delivered.  A pull that is held is a miss at once, and a get once it has its answer.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,8 @@ class Stats:
         self.gets_missed = 0
         self.transferred = 0
         self.transferred_bytes = 0
+        # enableScheduleMessageStats: whether delayed messages count for their topics.
+        self.counts_delivered = True
         self._clock_ms = clock_ms
         self._monotonic = monotonic
         self._started_s = monotonic()
@@ -66,6 +72,8 @@ class Stats:
         self._get_time_max_s = 0.0
         self._put_classes = [0] * len(PUT_LABELS)
         self._put_latencies = [0] * LATENCY_BUCKETS
+        # Filled by the thread that delivers delayed messages: messages, bytes, seconds.
+        self._delivered: deque[tuple[int, int, float]] = deque()
         self._samples: deque[Sample] = deque(maxlen=TPS_WINDOWS_S[-1] + 2)
         # Midnights: (puts, transferred) at the start of yesterday and of today.
         self._yesterday = self._today = (0, 0)
@@ -83,6 +91,19 @@ class Stats:
         self._put_classes[bisect_left(PUT_BOUNDS_MS, ms) if ms else 0] += messages
         self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages
 
+    def delivered(self, queue_id: int, topics: Mapping[str, tuple[int, int]], seconds: float) -> None:
+        """One write that took `seconds` brought delayed messages of this queue to their topics: how many to each,
+        and their size.  Any thread.
+        """
+        count = sum(count for count, _ in topics.values())
+        self._delivered.append((count, sum(size for _, size in topics.values()), seconds))
+        if self.counts_delivered:
+            self.traffic.delivered(queue_id, topics)
+
+    def _settle(self) -> None:
+        while self._delivered:
+            self.put(*self._delivered.popleft())
+
     def get(self, messages: int, size_bytes: int, seconds: float = 0.0) -> None:
         """A pull got so many messages; 0 is a miss."""
         if messages:
@@ -97,6 +118,7 @@ class Stats:
 
     def sample(self) -> None:
         """Remembers the counters for the rates, and their values at midnight."""
+        self._settle()
         self.traffic.turn()
         self._samples.append(
             Sample(self._monotonic(), self.puts, self.gets_found, self.gets_missed, self.transferred)
@@ -109,7 +131,8 @@ class Stats:
     # For request 28
 
     def table(self) -> dict[str, str]:
-        """The counters under RocketMQ's keys."""
+        """The counters under RocketMQ's keys, and what has no counters.  On the loop."""
+        self._settle()
         return {
             "bootTimestamp": str(self.boot_timestamp_ms),
             "runtime": _runtime_text(int(self._monotonic() - self._started_s)),
@@ -135,6 +158,7 @@ class Stats:
             "msgGetTotalYesterdayMorning": str(self._yesterday[1]),
             "msgGetTotalTodayMorning": str(self._today[1]),
             "msgGetTotalTodayNow": str(self.transferred),
+            "statisticsLeftOut": self.traffic.left_out,
         }
 
     def put_latency_ms(self, share: float) -> float:

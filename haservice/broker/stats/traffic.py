@@ -1,45 +1,46 @@
-"""Traffic: how much went through each queue, topic and group, in the last minute, hour and day.
+"""Traffic: how much went through each topic, queue and group, in the last minute, hour and day.
 
-    counter of a (topic, queue) or (topic, queue, group)
-        count, size, times, millis    since the counter exists; every message adds to them
-        rows of each window           their values at the beginning of each slot that had a message
+    counter of                  RocketMQ's statistics, for request 315
+    all messages stored, got    BROKER_PUT_NUMS, BROKER_GET_NUMS
+    a topic                     TOPIC_PUT_NUMS, TOPIC_PUT_SIZE
+    a group in a topic          GROUP_GET_NUMS, GROUP_GET_SIZE; SNDBCK_PUT_NUMS
+    a queue, a group in it      QUEUE_PUT_…, QUEUE_GET_…, GROUP_GET_LATENCY
 
-A window is a number of slots: 6 of 10 s, 6 of 10 min, 24 of 1 h, as in RocketMQ 4.9.8's StatsItem.  Its
-figure is the counter now minus the first row in the window.  The first message of a slot makes a row, so an
-idle counter costs nothing, and the loop never goes over all counters.
+The names and keys are those of RocketMQ's BrokerStatsManager, and so is what counts as what.  A delayed message
+counts for SCHEDULE_TOPIC_XXXX when it is stored.  When it is delivered, it counts as got by SCHEDULE_CONSUMER
+and as put for its topic.  RocketMQ counts only the queues of SCHEDULE_TOPIC_XXXX; here all queues are counted.
 
-The names and keys are those of RocketMQ's BrokerStatsManager, for request 315; figures of topics and groups
-are sums over queues, made when asked.  Counters are bounded; those idle for a day make room for others.
+The memory of the counters is bounded (room.py): one room is for topics and groups, a smaller one for queues.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-logger = logging.getLogger(__name__)
+from haservice.broker.metadata.topics import SCHEDULE_TOPIC
+from haservice.broker.stats.room import Room
+from haservice.broker.stats.windows import DAY, HOUR, MINUTE, SLOT_S, Counter, Sum
 
-SLOT_S = 10
-# Slots of 10 s in one slot of each window, and how many of those the window has.
-MINUTE, HOUR, DAY = 0, 1, 2
-WINDOWS = ((1, 6), (60, 6), (360, 24))
-DAY_SLOTS = 8640
-# About 2 KiB each when all windows are full.
-COUNTERS_MAX = 10_000
-ROW = 5
+# For some 25,000 topics and groups, and for some 6,000 queues.
+BYTES_MAX = 64 * 1024 * 1024
+QUEUES_BYTES_MAX = 16 * 1024 * 1024
+SCHEDULE_CONSUMER = "SCHEDULE_CONSUMER"
 
+# Counters learn once a second what was counted, or when so many queues had messages.
+FRESH_MAX = 500
+# Of so many queues with plain sends: 3 ms of the loop.
+FED_MAX = 5_000
 
-class Sum(NamedTuple):
-    """What happened within a window, and the seconds it spans."""
-
-    messages: int
-    size: int
-    times: int
-    millis: int
-    seconds: float
+PUTS, GETS, RETURNS = "puts", "gets", "returns"
+# In place of a group, and of a queue id.
+NO_GROUP, ALL_QUEUES = "", -1
+# (what is counted, topic, group, queue id)
+Key = tuple[str, str, str, int]
+# By topic, group and queue id.
+Tree = dict[str, dict[str, dict[int, Counter]]]
 
 
 class Figures(NamedTuple):
@@ -50,34 +51,11 @@ class Figures(NamedTuple):
     avgpt: float
 
 
-class Counter:
-    """`count` messages of `size` bytes in `times` calls that took `millis` in all."""
+class Rate(NamedTuple):
+    """Messages per second in the last minute, and how many there were in the last day."""
 
-    __slots__ = ("born_s", "count", "millis", "rows", "size", "slot", "times")
-
-    def __init__(self, born_s: float) -> None:
-        self.count = self.size = self.times = self.millis = 0
-        self.slot = -1
-        self.born_s = born_s
-        self.rows = (array("q"), array("q"), array("q"))
-
-    def turn(self, slot: int) -> None:
-        """Makes the rows of a new slot, just before its first message is counted."""
-        for rows, (width, length) in zip(self.rows, WINDOWS, strict=True):
-            if self.slot < 0 or slot // width != self.slot // width:
-                rows.extend((slot // width, self.count, self.size, self.times, self.millis))
-                if len(rows) > length * ROW:
-                    del rows[:ROW]
-        self.slot = slot
-
-    def since(self, window: int, first: int) -> tuple[int, int, int, int]:
-        """What was counted from slot `first` of a window on."""
-        rows = self.rows[window][:]  # a copy: tools ask in work threads, and `turn` cuts
-        for at in range(0, len(rows), ROW):
-            if rows[at] >= first:
-                _, count, size, times, millis = rows[at : at + ROW]
-                return self.count - count, self.size - size, self.times - times, self.millis - millis
-        return 0, 0, 0, 0
+    per_second: float
+    of_day: int
 
 
 _VALUES: dict[str, Callable[[Sum], tuple[int, int]]] = {
@@ -88,23 +66,32 @@ _VALUES: dict[str, Callable[[Sum], tuple[int, int]]] = {
 
 
 class Traffic:
-    """Counts on the loop; it may miss a message counted elsewhere at the same time, which does no harm."""
+    """Counts on the loop.  Other threads may call `rate` and `delivered`; what they read may miss a message that
+    is counted at the same time, which does no harm.
+    """
 
     def __init__(
-        self, *, monotonic: Callable[[], float] = time.monotonic, counters_max: int = COUNTERS_MAX
+        self,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        bytes_max: int = BYTES_MAX,
+        queues_bytes_max: int = QUEUES_BYTES_MAX,
     ) -> None:
         self._monotonic = monotonic
-        self._counters_max = counters_max
         self._slot = int(monotonic()) // SLOT_S
-        self._puts: dict[tuple[str, int], Counter] = {}
-        self._gets: dict[tuple[str, int, str], Counter] = {}
-        self._returns: dict[tuple[str, str], Counter] = {}
-        # The queues' counters of a topic, and of a group in it.
-        self._of_topic: dict[str, dict[tuple[str, int], Counter]] = {}
-        self._of_group: dict[tuple[str, str], dict[tuple[str, int, str], Counter]] = {}
-        # Counts all that has no room for a counter; nobody reads it.
-        self._beyond = Counter(0.0)
-        self._told = False
+        self._trees: dict[str, Tree] = {PUTS: {}, GETS: {}, RETURNS: {}}
+        self._room, self._queue_room = (
+            Room[Key](most, on_given=self._place, on_gone=self._remove, monotonic=monotonic)
+            for most in (bytes_max, queues_bytes_max)
+        )
+        # Of the broker: what was counted; and counters, which learn of it once a second.
+        self._put = self._got = 0
+        self._broker_puts, self._broker_gets = Counter(monotonic()), Counter(monotonic())
+        # Counted, but not given to the counters yet: messages, bytes, calls, milliseconds.
+        self._fresh_puts: dict[tuple[str, int], list[int]] = {}
+        self._fresh_gets: dict[tuple[str, int, str], list[int]] = {}
+        self._fed: deque[tuple[tuple[str, int], tuple[int, int]]] = deque()
+        self._delivered: deque[tuple[int, Mapping[str, tuple[int, int]]]] = deque()
         self.feed: Callable[[], Mapping[tuple[str, int], tuple[int, int]]] | None = None
         """Asks whoever counts plain sends how many were stored since the last call, and their size, by topic
         and queue id; each came with a call of its own."""
@@ -112,178 +99,217 @@ class Traffic:
     # For every message
 
     def put(self, topic: str, queue_id: int, messages: int, size_bytes: int) -> None:
-        """One call stored so many messages."""
-        counter = self._puts.get((topic, queue_id)) or self._new_put(topic, queue_id)
-        if counter.slot != self._slot:
-            counter.turn(self._slot)
-        counter.count += messages
-        counter.size += size_bytes
-        counter.times += 1
+        """One send stored so many messages."""
+        fresh = self._fresh_puts.get((topic, queue_id))
+        if fresh is None:
+            self._bound_fresh()
+            fresh = self._fresh_puts[topic, queue_id] = [0, 0, 0, 0]
+        fresh[0] += messages
+        fresh[1] += size_bytes
+        fresh[2] += 1
 
     def got(
         self, topic: str, queue_id: int, group: str, messages: int, size_bytes: int, seconds: float
     ) -> None:
         """One pull found so many messages, read in `seconds`."""
-        counter = self._gets.get((topic, queue_id, group)) or self._new_get(topic, queue_id, group)
-        if counter.slot != self._slot:
-            counter.turn(self._slot)
-        counter.count += messages
-        counter.size += size_bytes
-        counter.times += 1
-        counter.millis += int(seconds * 1000)
+        fresh = self._fresh_gets.get((topic, queue_id, group))
+        if fresh is None:
+            self._bound_fresh()
+            fresh = self._fresh_gets[topic, queue_id, group] = [0, 0, 0, 0]
+        fresh[0] += messages
+        fresh[1] += size_bytes
+        fresh[2] += 1
+        fresh[3] += int(seconds * 1000)
+
+    def _bound_fresh(self) -> None:
+        if len(self._fresh_puts) + len(self._fresh_gets) >= FRESH_MAX:
+            self._settle_fresh()
+
+    def scheduled(self, queue_id: int, size_bytes: int) -> None:
+        """A message that was sent back waits in this queue of SCHEDULE_TOPIC_XXXX.  No producer sent it, so it
+        is not in the broker's sum.
+        """
+        self._stored(SCHEDULE_TOPIC, queue_id, 1, size_bytes, 1)
 
     def sent_back(self, topic: str, group: str) -> None:
         """A consumer could not consume a message of `topic`."""
-        counter = self._returns.get((topic, group))
-        if counter is None:
-            counter = self._room()
-            if counter is not self._beyond:
-                self._returns[topic, group] = counter
-        if counter.slot != self._slot:
-            counter.turn(self._slot)
-        counter.count += 1
-        counter.times += 1
+        self._count((RETURNS, topic, group, ALL_QUEUES), 1, 0, 1)
+
+    def delivered(self, queue_id: int, topics: Mapping[str, tuple[int, int]]) -> None:
+        """Delayed messages of this queue came to their topics: how many to each, and their size.  Any thread."""
+        self._delivered.append((queue_id, topics))
 
     # Now and then
 
     def turn(self) -> None:
         """Once a second: tells the counters the time."""
-        self._take_fed()
+        self._settle(FED_MAX)
+        for room in (self._room, self._queue_room):
+            room.review()
         self._slot = int(self._monotonic()) // SLOT_S
 
-    def _take_fed(self) -> None:
-        if self.feed is None:
-            return
-        puts, slot = self._puts, self._slot
-        for key, (count, size_bytes) in self.feed().items():
-            counter = puts.get(key) or self._new_put(*key)
-            if counter.slot != slot:
-                counter.turn(slot)
-            counter.count += count
-            counter.size += size_bytes
-            counter.times += count
+    def settle(self) -> None:
+        """Gives the counters all that was counted until now.  On the loop."""
+        self._settle(None)
+
+    def _settle(self, fed_max: int | None) -> None:
+        """Of what the feed gave, at most `fed_max` queues now: the loop has other things to do."""
+        self._settle_fresh()
+        if self.feed is not None and (fed_max is None or not self._fed):
+            self._fed.extend(self.feed().items())
+        for _ in range(len(self._fed) if fed_max is None else min(len(self._fed), fed_max)):
+            (topic, queue_id), (count, size_bytes) = self._fed.popleft()
+            self._stored(topic, queue_id, count, size_bytes, count)
+            self._put += count
+        while self._delivered:
+            queue_id, topics = self._delivered.popleft()
+            for topic, (count, size_bytes) in topics.items():
+                self._found(SCHEDULE_TOPIC, queue_id, SCHEDULE_CONSUMER, count, size_bytes, count, 0)
+                # RocketMQ does not count it for the topic's queue.
+                self._count((PUTS, topic, NO_GROUP, ALL_QUEUES), count, size_bytes, count)
+                self._put += count
+        for counter, count in ((self._broker_puts, self._put), (self._broker_gets, self._got)):
+            if count > counter.count:
+                counter.add(self._slot, count - counter.count, 0, 0)
+
+    def _settle_fresh(self) -> None:
+        puts, self._fresh_puts = self._fresh_puts, {}
+        for (topic, queue_id), (messages, size_bytes, times, _) in puts.items():
+            self._stored(topic, queue_id, messages, size_bytes, times)
+            self._put += messages
+        gets, self._fresh_gets = self._fresh_gets, {}
+        for (topic, queue_id, group), (messages, size_bytes, times, millis) in gets.items():
+            self._found(topic, queue_id, group, messages, size_bytes, times, millis)
+            self._got += messages
+
+    def _stored(self, topic: str, queue_id: int, messages: int, size_bytes: int, times: int) -> None:
+        self._count((PUTS, topic, NO_GROUP, ALL_QUEUES), messages, size_bytes, times)
+        self._count((PUTS, topic, NO_GROUP, queue_id), messages, size_bytes, times)
+
+    def _found(
+        self, topic: str, queue_id: int, group: str, messages: int, size_bytes: int, times: int, millis: int
+    ) -> None:
+        self._count((GETS, topic, group, ALL_QUEUES), messages, size_bytes, times, millis)
+        self._count((GETS, topic, group, queue_id), messages, size_bytes, times, millis)
+
+    def _count(self, key: Key, messages: int, size_bytes: int, times: int, millis: int = 0) -> None:
+        counter = self._find(*key) or self._room_of(key).counter(key, messages)
+        if counter is not None:
+            counter.add(self._slot, messages, size_bytes, times, millis)
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted."""
-        self._take_fed()
-        self._forget(lambda key: key[0] == topic)
+        self.settle()
+        for kind, tree in self._trees.items():
+            for group, queues in list(tree.get(topic, {}).items()):
+                self._forget(kind, topic, group, queues)
 
     def forget_group(self, group: str) -> None:
         """The group was deleted."""
-        self._forget(lambda key: key[-1] == group)
+        self.settle()
+        for kind in (GETS, RETURNS):
+            for topic, groups in list(self._trees[kind].items()):
+                if group in groups:
+                    self._forget(kind, topic, group, groups[group])
+
+    def _forget(self, kind: str, topic: str, group: str, queues: dict[int, Counter]) -> None:
+        for queue_id in list(queues):
+            key = kind, topic, group, queue_id
+            self._room_of(key).leave(key)
+            self._remove(key)
 
     def __len__(self) -> int:
-        return len(self._puts) + len(self._gets) + len(self._returns)
+        return len(self._room) + len(self._queue_room)
+
+    @property
+    def left_out(self) -> str:
+        """Says what has no counters; "" if everything has."""
+        said = [
+            f"{room.left_out} messages of {room.waiting} or more {what} were not counted: "
+            f"there are {len(room)} counters; {room.replaced} gave way to busier ones"
+            for what, room in (("topics and groups", self._room), ("queues", self._queue_room))
+            if room.left_out
+        ]
+        return "; ".join(said)
 
     # For tools
 
     def figures(self, name: str, key: str) -> tuple[Figures, Figures, Figures] | None:
         """A statistic by RocketMQ's name and key, of a minute, an hour and a day; None if there is none."""
-        self._take_fed()
-        counters = self._counters(name, key)
+        self.settle()
+        counter = self._named(name, key)
         value_of = _VALUES.get(name.rpartition("_")[2])
-        if not counters or value_of is None:
+        if counter is None or value_of is None:
             return None
+        now_s = self._monotonic()
         minute, hour, day = (
-            _figures(self._sum(window, counters), value_of) for window in (MINUTE, HOUR, DAY)
+            _figures(counter.within(window, now_s), value_of) for window in (MINUTE, HOUR, DAY)
         )
         return minute, hour, day
 
+    def rate(self, topic: str, group: str = NO_GROUP) -> Rate | None:
+        """What came into a topic, or what a group got of it; None without a counter.  Any thread."""
+        counter = self._find(GETS if group else PUTS, topic, group)
+        if counter is None:
+            return None
+        now_s = self._monotonic()
+        minute = counter.within(MINUTE, now_s)
+        return Rate(minute.messages / minute.seconds, counter.within(DAY, now_s).messages)
+
     def consumed_per_second(self, topic: str, group: str) -> float:
-        """Messages of a topic that a group got within the last minute."""
-        total = self._sum(MINUTE, list(self._of_group.get((topic, group), {}).values()))
+        """Messages of a topic that a group got within the last minute.  Any thread."""
+        counter = self._find(GETS, topic, group)
+        if counter is None:
+            return 0.0
+        total = counter.within(MINUTE, self._monotonic())
         return total.messages / total.seconds
 
-    def _counters(self, name: str, key: str) -> list[Counter]:
+    def _named(self, name: str, key: str) -> Counter | None:
         parts = tuple(key.split("@"))
-        found: Counter | None = None
         if name in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS"):
-            return list((self._puts if "PUT" in name else self._gets).values())
+            counter = self._broker_puts if "PUT" in name else self._broker_gets
+            return counter if counter.count else None
         if name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):
-            return list(self._of_topic.get(key, {}).values())
+            return self._find(PUTS, key)
         if len(parts) == 2:
             first, second = parts
             if name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE", "GROUP_GET_LATENCY"):
-                return list(self._of_group.get((first, second), {}).values())
+                return self._find(GETS, first, second)
             if name in ("QUEUE_PUT_NUMS", "QUEUE_PUT_SIZE"):
-                found = self._puts.get((first, _queue_id(second)))
-            elif name == "SNDBCK_PUT_NUMS":
-                found = self._returns.get((first, second))
+                return self._find(PUTS, first, NO_GROUP, _queue_id(second))
+            if name == "SNDBCK_PUT_NUMS":
+                return self._find(RETURNS, first, second)
         elif len(parts) == 3:
             first, second, third = parts
             if name in ("QUEUE_GET_NUMS", "QUEUE_GET_SIZE"):
-                found = self._gets.get((first, _queue_id(second), third))
-            elif name == "GROUP_GET_LATENCY":
-                found = self._gets.get((second, _queue_id(first), third))
-        return [] if found is None else [found]
-
-    def _sum(self, window: int, counters: Iterable[Counter]) -> Sum:
-        width, length = WINDOWS[window]
-        now_s = self._monotonic()
-        first = int(now_s) // SLOT_S // width - length + 1
-        totals = [0, 0, 0, 0]
-        born_s = now_s
-        for counter in counters:
-            totals = [total + more for total, more in zip(totals, counter.since(window, first), strict=True)]
-            born_s = min(born_s, counter.born_s)
-        # A counter younger than a slot counts as ten seconds old, which spreads out an early burst.
-        seconds = max(float(SLOT_S), now_s - max(float(first * width * SLOT_S), born_s))
-        count, size, times, millis = totals
-        return Sum(count, size, times, millis, seconds)
+                return self._find(GETS, first, third, _queue_id(second))
+            if name == "GROUP_GET_LATENCY":
+                return self._find(GETS, second, third, _queue_id(first))
+        return None
 
     # Counters
 
-    def _new_put(self, topic: str, queue_id: int) -> Counter:
-        counter = self._room()
-        if counter is not self._beyond:
-            self._puts[topic, queue_id] = counter
-            self._of_topic.setdefault(topic, {})[topic, queue_id] = counter
-        return counter
+    def _find(
+        self, kind: str, topic: str, group: str = NO_GROUP, queue_id: int | None = ALL_QUEUES
+    ) -> Counter | None:
+        queues = self._trees[kind].get(topic, {}).get(group)
+        return queues.get(queue_id) if queues is not None and queue_id is not None else None
 
-    def _new_get(self, topic: str, queue_id: int, group: str) -> Counter:
-        counter = self._room()
-        if counter is not self._beyond:
-            self._gets[topic, queue_id, group] = counter
-            self._of_group.setdefault((topic, group), {})[topic, queue_id, group] = counter
-        return counter
+    def _room_of(self, key: Key) -> Room[Key]:
+        return self._room if key[3] == ALL_QUEUES else self._queue_room
 
-    def _room(self) -> Counter:
-        """A new counter for the caller to enter, or, without room, the common one."""
-        if len(self) >= self._counters_max:
-            if self._beyond.slot // 360 == self._slot // 360:
-                return self._beyond  # within this hour there was nothing to forget before
-            self._beyond.turn(self._slot)
-            self._forget_idle()
-            if len(self) >= self._counters_max:
-                if not self._told:
-                    self._told = True
-                    logger.warning(
-                        "no more queues and groups are counted, for statistics count=%d", len(self)
-                    )
-                return self._beyond
-        return Counter(self._monotonic())
+    def _place(self, key: Key, counter: Counter) -> None:
+        kind, topic, group, queue_id = key
+        self._trees[kind].setdefault(topic, {}).setdefault(group, {})[queue_id] = counter
 
-    def _forget_idle(self) -> None:
-        oldest = self._slot - DAY_SLOTS
-        for table in (self._puts, self._gets, self._returns):
-            for key in [key for key, counter in table.items() if counter.slot < oldest]:
-                del table[key]  # type: ignore[arg-type]
-        self._index()
-
-    def _forget(self, is_gone: Callable[[tuple[str | int, ...]], bool]) -> None:
-        for table in (self._puts, self._gets, self._returns):
-            for key in [key for key in table if is_gone(key)]:
-                del table[key]  # type: ignore[arg-type]
-        self._index()
-
-    def _index(self) -> None:
-        """Builds the tables of topics and groups anew, from the queues that are left."""
-        self._of_topic = {}
-        for put_key, counter in self._puts.items():
-            self._of_topic.setdefault(put_key[0], {})[put_key] = counter
-        self._of_group = {}
-        for get_key, counter in self._gets.items():
-            self._of_group.setdefault((get_key[0], get_key[2]), {})[get_key] = counter
+    def _remove(self, key: Key) -> None:
+        kind, topic, group, queue_id = key
+        groups = self._trees[kind][topic]
+        del groups[group][queue_id]
+        if not groups[group]:
+            del groups[group]
+        if not groups:
+            del self._trees[kind][topic]
 
 
 def _figures(total: Sum, value_of: Callable[[Sum], tuple[int, int]]) -> Figures:
@@ -291,5 +317,5 @@ def _figures(total: Sum, value_of: Callable[[Sum], tuple[int, int]]) -> Figures:
     return Figures(value, value / total.seconds, value / times if times else 0.0)
 
 
-def _queue_id(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else -1
+def _queue_id(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -9,14 +9,18 @@ from typing import Any
 
 import click
 
+from haservice.admin.asked_apart import add_groups
 from haservice.admin.calls import Admin
-from haservice.admin.commands.groups.group_calls import consume_stats, consumer_connection, queue_owners
+from haservice.admin.commands.groups.group_calls import consume_stats, queue_owners
+from haservice.admin.fanout import say_failures
+from haservice.admin.overview import NotAllOurs, Overview, groups_of_brokers
 from haservice.broker.metadata.topics import RETRY_PREFIX
 from haservice.errors import RemotingError
-from haservice.remoting.bodies.admin import ConsumerConnection, ConsumeStats, ConsumeStatsList, QueueProgress
+from haservice.remoting.bodies.admin import ConsumeStats, ConsumeStatsList, QueueProgress
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import BrokerConsumeStatsHeader
+from haservice.remoting.headers.overview import GroupOverview
 from haservice.terminal.options import (
     command,
     format_option,
@@ -74,7 +78,11 @@ def consumer_progress(
     """
     with Admin(namesrv) as admin:
         if group is None:
-            show(groups_table(admin, known_groups(admin)), output_format)
+            found = all_groups(admin)
+            show(groups_table(found), output_format)
+            say_failures(list(found.failures.values()), "Not shown")
+            if found.failures:
+                sys.exit(1)
             return
         stats, complete = consume_stats(admin, group)
         owners = queue_owners(admin, group) if show_owners else None
@@ -116,25 +124,31 @@ def _progress_row(queue: MessageQueue, progress: QueueProgress) -> tuple[Any, ..
     )
 
 
-def groups_table(admin: Admin, groups: list[str]) -> Table:
-    """One line for each group; unknown values stay blank."""
+def all_groups(admin: Admin) -> Overview:
+    """Every group with a retry topic: every group in clustering mode has one."""
+    names = [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
+    try:
+        found = groups_of_brokers(admin)
+    except NotAllOurs:
+        found = Overview()
+        add_groups(admin, names, found)
+    found.groups = {name: found.groups.get(name) or GroupOverview(name) for name in names}
+    return found
+
+
+def groups_table(found: Overview) -> Table:
+    """One line for each group; unknown values stay blank.  Pure."""
     table = Table(GROUP_COLUMNS)
-    for group in groups:
-        stats, members = ConsumeStats(), ConsumerConnection()
-        with suppress(RemotingError):
-            stats, _ = consume_stats(admin, group)
-        with suppress(RemotingError):
-            members = consumer_connection(admin, group)
-        pushes = members.consume_type == "CONSUME_PASSIVELY"
-        online = bool(members.connection_set)
+    for name, group in found.groups.items():
+        online, pushes = bool(group.members), group.consume_type == "CONSUME_PASSIVELY"
         table.add(
-            group,
-            len(members.connection_set),
-            min((member.version for member in members.connection_set), default=None),
+            name,
+            group.members,
+            group.version if online else None,
             ("PUSH" if pushes else "PULL") if online else None,
-            members.message_model if online and pushes else None,
-            stats.consume_tps,
-            sum(progress.lag for progress in stats.offset_table.values()),
+            group.message_model if online and pushes else None,
+            group.tps,
+            group.behind,
         )
     return table
 
@@ -197,15 +211,12 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
         while True:
             echo(f"# {time.strftime('%Y-%m-%d %H:%M:%S')}", err=output_format == "json")
             try:
-                show(groups_table(admin, known_groups(admin)), output_format)
+                found = all_groups(admin)
+                show(groups_table(found), output_format)
+                say_failures(list(found.failures.values()), "Not shown")
             except RemotingError as error:
                 echo(str(error), err=True)
             time.sleep(interval_s)
-
-
-def known_groups(admin: Admin) -> list[str]:
-    """The groups with a retry topic: every group in clustering mode has one."""
-    return [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
 
 
 COMMANDS = (consumer_progress, broker_consume_stats, start_monitoring)

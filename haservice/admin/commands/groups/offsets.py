@@ -9,11 +9,16 @@ import click
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.commands.groups.group_calls import STATS_TIMEOUT_S, consume_stats
 from haservice.errors import AnswerError
-from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress, ResetOffsetBody
+from haservice.remoting.bodies.admin import ConsumeStats, GroupList, QueueProgress, ResetOffsetBody
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.headers.admin import ConsumeStatsHeader, ResetOffsetHeader
-from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader, UpdateConsumerOffsetHeader
+from haservice.remoting.headers.clients import (
+    QueueHeader,
+    SearchOffsetHeader,
+    TopicHeader,
+    UpdateConsumerOffsetHeader,
+)
 from haservice.terminal.options import (
     command,
     format_option,
@@ -159,9 +164,14 @@ def reset_offline(
 
 def queue_progress(admin: Admin, addr: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
     """The group's queues at a broker; if it has none yet, the topic's queues from their first message."""
-    code = RequestCode.GET_CONSUME_STATS
-    stats = admin.ask(addr, code, ConsumeStatsHeader(group), into=ConsumeStats, timeout_s=STATS_TIMEOUT_S)
-    found = {queue: one for queue, one in stats.offset_table.items() if queue.topic == topic}
+    found: dict[MessageQueue, QueueProgress] = {}
+    code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+    if group in admin.ask(addr, code, TopicHeader(topic), into=GroupList).group_list:
+        # Of this topic alone: the group may have thousands.
+        header = ConsumeStatsHeader(group, topic)
+        code = RequestCode.GET_CONSUME_STATS
+        stats = admin.ask(addr, code, header, into=ConsumeStats, timeout_s=STATS_TIMEOUT_S)
+        found = {queue: one for queue, one in stats.offset_table.items() if queue.topic == topic}
     return found or {
         queue: QueueProgress(offset.max_offset, offset.min_offset)
         for queue, offset in admin.topic_stats(addr, topic).offset_table.items()

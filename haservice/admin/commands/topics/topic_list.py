@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import click
 
+from haservice.admin.asked_apart import add_topics
 from haservice.admin.calls import Admin, readable_addr
-from haservice.admin.fanout import ask_each, say_none_registered
+from haservice.admin.fanout import ask_each, say_failures, say_none_registered
+from haservice.admin.overview import NotAllOurs, Overview, topics_of_brokers
 from haservice.broker.metadata.topics import PERM_READ, RETRY_PREFIX
 from haservice.broker.send.retries import DLQ_PREFIX
 from haservice.errors import RemotingError
@@ -19,7 +21,17 @@ from haservice.remoting.bodies.clients import MessageQueue, TopicRouteData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import TopicHeader
 from haservice.terminal.options import broker_option, command, format_option, namesrv_option, topic_option
-from haservice.terminal.output import Column, Table, echo, echo_line, java_map, local_time, show, to_json
+from haservice.terminal.output import (
+    Column,
+    Table,
+    echo,
+    echo_line,
+    java_map,
+    local_time,
+    show,
+    shown_addr,
+    to_json,
+)
 
 # What -c without a name stands for.
 ALL_CLUSTERS = "*"
@@ -66,10 +78,13 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
     """Lists topics, a name in each line."""
     with Admin(namesrv) as admin:
         if cluster == ALL_CLUSTERS:
-            table = cluster_table(admin)
+            found = users_topics(admin, traffic=False)
+            table = cluster_table(found)
             show(table, output_format)
             if not table.rows and not admin.brokers():
                 say_none_registered(admin, output_format)
+            if not say_what_is_missing(found):
+                sys.exit(1)
             return
         if cluster is not None:
             admin.brokers(cluster)  # says so when there is no such cluster
@@ -83,20 +98,39 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
         echo_line(name)
 
 
-def cluster_table(admin: Admin) -> Table:
-    """Every topic of users with its cluster and the groups that consume it; a topic in two clusters twice."""
+def users_topics(admin: Admin, only: str | None = None, *, traffic: bool = True) -> Overview:
+    """The topics of users, or that one alone, with the groups that consume them; with `traffic` what went
+    through them.
+    """
+    wanted = {
+        topic
+        for topic in admin.topics()
+        if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) and only in (None, topic)
+    }
+    try:
+        found = topics_of_brokers(admin, only)
+    except NotAllOurs:
+        found = Overview()
+    add_topics(admin, sorted(wanted - found.topics.keys()), found, traffic=traffic)
+    found.topics = {name: topic for name, topic in found.topics.items() if name in wanted}
+    return found
+
+
+def say_what_is_missing(found: Overview) -> bool:
+    """Says on standard error who did not answer, and what is not counted; False if somebody did not answer."""
+    for addr, left_out in found.left_out.items():
+        echo(f"Not all is counted at {shown_addr(addr)}: {left_out}", err=True)
+    say_failures(list(found.failures.values()), "Not shown")
+    return not found.failures
+
+
+def cluster_table(found: Overview) -> Table:
+    """Every topic with its cluster and the groups that consume it; a topic in two clusters twice.  Pure."""
     table = Table(CLUSTER_COLUMNS)
-    for topic in admin.topics():
-        if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            continue
-        try:
-            route = admin.route(topic)
-        except RemotingError:  # deleted since
-            continue
-        groups = topic_groups(admin, topic, route)
-        for cluster in clusters_of(route):
-            for group in groups or (None,):
-                table.add(cluster, topic, group)
+    for name, topic in sorted(found.topics.items()):
+        for cluster in sorted(topic.clusters):
+            for group in sorted(topic.groups) or (None,):
+                table.add(cluster, name, group)
     return table
 
 

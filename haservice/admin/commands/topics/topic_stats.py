@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
 
+from haservice.admin.asked_apart import TOPIC_PUT_NUMS
 from haservice.admin.calls import Admin
-from haservice.admin.commands.groups.group_calls import consume_stats
-from haservice.admin.commands.topics.topic_list import topic_groups
-from haservice.broker.metadata.topics import RETRY_PREFIX
-from haservice.broker.send.retries import DLQ_PREFIX
+from haservice.admin.commands.topics.topic_list import say_what_is_missing, users_topics
+from haservice.admin.overview import TopicFound
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import BrokerStatsData
-from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import BrokerStatsHeader
 from haservice.terminal.options import command, format_option, namesrv_option
 from haservice.terminal.output import Column, Table, number, show
 
-# Statistics by topic, and by topic@group.
-TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
-GROUP_GET_NUMS = "GROUP_GET_NUMS"
+__all__ = ["COMMANDS", "TOPIC_PUT_NUMS", "traffic"]
+
+# In a table, for what a broker has no counter for; in JSON it is null.
+UNKNOWN = "-"
+
+
+def rate(tps: Any) -> str:
+    return tps if isinstance(tps, str) else number(tps)
+
 
 COLUMNS = (
     Column("#Topic", "topic"),
     Column("#Consumer Group", "group", lambda group: group or ""),
     Column("#Accumulation", "accumulation", right=True),
-    Column("#InTPS", "inTps", number, right=True),
-    Column("#OutTPS", "outTps", lambda tps: "" if tps is None else number(tps), right=True),
+    Column("#InTPS", "inTps", rate, right=True),
+    Column("#OutTPS", "outTps", lambda tps: "" if tps is None else rate(tps), right=True),
     Column("#InMsg24Hour", "inMsg24Hour", right=True),
     Column(
         "#OutMsg24Hour", "outMsg24Hour", lambda sum: "NO_CONSUMER" if sum is None else str(sum), right=True
@@ -54,30 +59,25 @@ def stats_all(namesrv: tuple[str, ...], active: bool, topic: str | None, output_
     """Shows the traffic of topics and their consumers."""
     table = Table(COLUMNS)
     with Admin(namesrv) as admin:
-        for name in admin.topics():
-            if not name.startswith((RETRY_PREFIX, DLQ_PREFIX)) and topic in (None, name):
-                with suppress(RemotingError):  # deleted since, or its brokers are unreachable
-                    for row in topic_rows(admin, name):
-                        if not active or row[-2] or row[-1]:
-                            table.add(*row)
+        found = users_topics(admin, topic)
+    unknown = None if output_format == "json" else UNKNOWN
+    for name, one in sorted(found.topics.items()):
+        for row in topic_rows(name, one, unknown):
+            if not active or row[-2] or row[-1]:
+                table.add(*row)
     show(table, output_format)
+    if not say_what_is_missing(found):
+        sys.exit(1)
 
 
-def topic_rows(admin: Admin, topic: str) -> Iterator[tuple[Any, ...]]:
+def topic_rows(name: str, topic: TopicFound, unknown: str | None) -> Iterator[tuple[Any, ...]]:
     """A line for each group that consumes the topic, or one with None for groups."""
-    route = admin.route(topic)
-    masters = [data.broker_addrs[MASTER_ID] for data in route.broker_datas if MASTER_ID in data.broker_addrs]
-    sent = traffic(admin, masters, TOPIC_PUT_NUMS, topic)
-    groups = topic_groups(admin, topic, route)
-    if not groups:
-        yield topic, None, 0, sent.tps, None, sent.messages, None
-    for group in groups:
-        taken = traffic(admin, masters, GROUP_GET_NUMS, f"{topic}@{group}")
-        left = 0
-        with suppress(RemotingError):
-            table = consume_stats(admin, group, topic)[0].offset_table
-            left = max(0, sum(progress.lag for progress in table.values()))
-        yield topic, group, left, sent.tps, taken.tps, sent.messages, taken.messages
+    puts = (topic.puts.tps, topic.puts.messages) if topic.puts.counted else (unknown, unknown)
+    if not topic.groups:
+        yield name, None, 0, puts[0], None, puts[1], None
+    for group, one in sorted(topic.groups.items()):
+        gets = (one.gets.tps, one.gets.messages) if one.gets.counted else (unknown, unknown)
+        yield name, group, max(0, one.behind), puts[0], gets[0], puts[1], gets[1]
 
 
 def traffic(admin: Admin, addrs: list[str], name: str, key: str) -> Traffic:
