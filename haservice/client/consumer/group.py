@@ -61,9 +61,6 @@ class Membership:
     allocate: Allocate = averagely
     retries: bool = True  # also subscribes the group's retry topic
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for a group name that brokers refuse."""
-
 
 class GroupMember:
     """One member of a group.  On one loop."""

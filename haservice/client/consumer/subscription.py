@@ -21,7 +21,7 @@ EXPRESSION_CHARS_MAX = 8192
 _IN_NO_PROPERTY = re.compile("[\x01\x02\ud800-\udfff]")
 _LOOKS_LIKE_MORE = re.compile(r"[\s|,]")
 
-# Names of topics and groups; no broker makes others.
+# A topic's name.  Not records.is_topic: the retry topic of a long group name is longer than a record's topic.
 _NAME = re.compile(NAME_LETTERS + "+")
 
 
@@ -36,7 +36,10 @@ class Subscription:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a subscription that no broker would take."""
-        check_name("topic", self.topic)
+        if not _NAME.fullmatch(self.topic):
+            raise ValueError(
+                f"topic {self.topic!r}: a name has one or more of the characters a-z A-Z 0-9 _ - % |"
+            )
         text = self.expression.strip()
         if len(text) > EXPRESSION_CHARS_MAX:
             raise ValueError(
@@ -81,12 +84,6 @@ class Subscription:
             tags_set=tags,
             code_set=[java_hash(tag) for tag in tags],
         )
-
-
-def check_name(what: str, name: str) -> None:
-    """Raises ValueError for a name that no topic and no group can have."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{what} {name!r}: a name has one or more of the characters a-z A-Z 0-9 _ - % |")
 
 
 def retry_topic(group: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from haservice.client.consumer.subscription import Subscription, dead_letter_topic, retry_topic
+from haservice.client.identity import GROUP_CHARS_MAX
 
 
 def test_tags_are_split_and_hashed_as_java_does() -> None:
@@ -66,3 +67,8 @@ def test_an_sql92_expression_has_no_tags_to_doubt() -> None:
 
 def test_topics_of_a_group() -> None:
     assert (retry_topic("g"), dead_letter_topic("g")) == ("%RETRY%g", "%DLQ%g")
+
+
+def test_the_retry_topic_of_the_longest_group_name_can_be_subscribed() -> None:
+    topic = retry_topic("g" * GROUP_CHARS_MAX)
+    assert Subscription(topic).topic == topic
