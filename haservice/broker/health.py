@@ -30,7 +30,7 @@ class Health:
     def __init__(self) -> None:
         # Names of threads that failed, and why.
         self.failures: dict[str, str] = {}
-        # Takes the reason to refuse all sends, or None to take them.  Nobody sends before it is set.
+        # Notes the reason to refuse all sends, or None to take them, and does no more.  Set before anybody sends.
         self.refuse_sends: Callable[[str | None], None] = lambda reason: None
         self._stopping = False
         # Guards all of the above.
