@@ -455,6 +455,98 @@ def test_nothing_swallows_a_cancellation() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+CONSTRUCTORS = {"__new__", "__init__", "__post_init__"}
+# Attributes that may appear later, and why: "module.Class.attribute": the reason.  None has one yet.
+APPEARS_LATER: dict[str, str] = {}
+
+
+def methods(of: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Those that have an instance, by whatever name."""
+    for one in of.body:
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.args.args:
+            decorators = {ast.unparse(decorator) for decorator in one.decorator_list}
+            if not decorators & {"classmethod", "staticmethod"}:
+                yield one
+
+
+def set_on_instance(method: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, int]]:
+    """(attribute, line) of each that the method assigns."""
+    bare = {
+        id(one.target) for one in ast.walk(method) if isinstance(one, ast.AnnAssign) and one.value is None
+    }
+    for one in ast.walk(method):
+        if not isinstance(one, ast.Attribute) or not isinstance(one.ctx, ast.Store) or id(one) in bare:
+            continue
+        if isinstance(one.value, ast.Name) and one.value.id == method.args.args[0].arg:
+            yield one.attr, one.lineno
+
+
+def named_in(tree: ast.AST) -> Counter[str]:
+    return Counter(one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute))
+
+
+def constructing(of: ast.ClassDef, module: ast.Module) -> set[str]:
+    """The constructor, and the private methods that nobody in the module calls but these."""
+    everywhere = named_in(module)
+    inside = {one.name: named_in(one) for one in methods(of)}
+    found = CONSTRUCTORS & inside.keys()
+    while more := {
+        name
+        for name in inside.keys() - found
+        if name.startswith("_") and 0 < everywhere[name] == sum(inside[one][name] for one in found)
+    }:
+        found |= more
+    return found
+
+
+def test_an_object_is_whole_when_its_constructor_returns() -> None:
+    """No attribute appears first in a method that is called later, and none is declared without a value."""
+    trees = {module: ast.parse(path.read_text()) for module, path in MODULES.items()}
+    classes = [
+        (module, one)
+        for module, tree in trees.items()
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ClassDef)
+    ]
+    # By the name of their class: its own attributes, whatever gives them a value.
+    given: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for module, one in classes:
+        made_by = constructing(one, trees[module])
+        own = {
+            name for method in methods(one) if method.name in made_by for name, _ in set_on_instance(method)
+        }
+        own |= {method.name for method in methods(one)}  # a property may have a setter
+        has_fields = any("dataclass" in ast.unparse(decorator) for decorator in one.decorator_list)
+        for line in one.body:
+            if isinstance(line, ast.Assign):
+                own |= {name.id for name in ast.walk(line) if isinstance(name, ast.Name)}
+            elif isinstance(line, ast.AnnAssign) and (has_fields or line.value is not None):
+                own.add(ast.unparse(line.target))
+        given.setdefault(one.name, set()).update(own)
+        bases.setdefault(one.name, set()).update(
+            ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in one.bases
+        )
+
+    def known(name: str) -> set[str]:
+        return given.get(name, set()).union(*(known(base) for base in bases.get(name, set()) - {name}))
+
+    wrong = [
+        f"{module}:{line}: {one.name}.{attribute} appears first in {method.name}"
+        for module, one in classes
+        for method in methods(one)
+        for attribute, line in set_on_instance(method)
+        if attribute not in known(one.name) and f"{module}.{one.name}.{attribute}" not in APPEARS_LATER
+    ]
+    wrong += [
+        f"{module}:{one.lineno}: {ast.unparse(one.target)} has no value"
+        for module, tree in trees.items()
+        for one in ast.walk(tree)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Attribute) and one.value is None
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_wire_spelling_stays_at_the_wire() -> None:
     """queueId and its like are written in remoting only: names elsewhere are Python's."""
     wrong = []

@@ -1,6 +1,6 @@
 """What a broker answers: every processor of its clients' ports, built from the parts it uses.
 
-`Parts` is what the node has built by then; `processors_of` is the one place that shows who uses what.
+`Parts` is what is built by then (assembly.py); `processors_of` is the one place that shows who uses what.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ ASKS_ABOUT_QUEUES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What answers are made from.  `gauges` are entries of request 28 that the node knows."""
+    """What answers are made from."""
 
     config: NodeConfig
     store: Store
@@ -123,7 +123,6 @@ class Parts:
     durability: Durability
     long_polling: LongPolling
     transaction_ends: Ends
-    gauges: Callable[[], Mapping[str, str]]
     # Done when the name servers know the present topics.
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
@@ -155,8 +154,8 @@ def sends_of(parts: Parts) -> SendProcessor:
     return sends
 
 
-def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
-    """Request code → processor, for the main port."""
+def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mapping[str, str]]) -> Processors:
+    """Request code → processor, for the main port.  `gauges` gives entries of request 28."""
     config, broker, store = parts.config, parts.config.broker, parts.store
     offload = parts.server.offload
     reader = QueueReader(
@@ -207,7 +206,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
         sends,
         pulls,
         queries,
-        *admin_processors(parts),
+        *admin_processors(parts, gauges),
         ClientConfigProcessor(filters),
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
         DelayOffsetsProcessor(parts.delays, lambda: replicated_end(parts.ha.status())),
@@ -251,7 +250,7 @@ def processors_of(parts: Parts, sends: SendProcessor) -> Processors:
     return processors
 
 
-def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
+def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> Iterable[HasHandlers]:
     """The processors for people and their tools."""
     config, store, offload = parts.config, parts.store, parts.server.offload
     topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
@@ -274,7 +273,7 @@ def admin_processors(parts: Parts) -> Iterable[HasHandlers]:
             offload,
             log_path=config.log.log_path,
             queue_path=config.log.root / "consumequeue",
-            gauges=parts.gauges,
+            gauges=gauges,
             ha_status=parts.ha.status,
         ),
         ConfigProcessor(

@@ -1,23 +1,27 @@
 """Services: a broker's parts with threads, each built from the configuration and the parts it needs.
 
-The functions here only build: the node starts and keeps the services.
+The functions here only build: assembly.py connects the services, the node starts and stops them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from commitlog.kernel.records import encode_host
 from commitlog.options import FlushDiskType
 from commitlog.store import Store
 from haservice.broker.acl.security import Security
 from haservice.broker.groups.offset_reclaim import OffsetReclaim
-from haservice.broker.handlers import Processors
+from haservice.broker.handlers import Processors, vip_processors_of
+from haservice.broker.metadata.next_start import check_store
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.send.durability import Durability, Wait
 from haservice.broker.stats.ha_samples import HASamples
+from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.errors import ConfigError
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import Listener, RemotingServer, check_listeners
 from haservice.replication.lineage.file import LineageFile
@@ -31,38 +35,49 @@ from haservice.replication.wire.greeting import Facts, Outcome
 from haservice.replication.wire.hello import SlaveHello
 
 
+def live_settings_of(config: NodeConfig) -> LiveSettings[NodeConfig]:
+    return LiveSettings(
+        config,
+        path=file_of(config.source),
+        black_list=config.broker.config_black_list,
+        open_to_all=not config.acl.enabled,
+        check=lambda following, asked: check_store(config, following, asked),
+    )
+
+
+def store_host_of(config: NodeConfig) -> bytes:
+    """The address that every record has.  Raises ConfigError."""
+    try:
+        return encode_host(config.broker.broker_ip1, config.remoting.listen_port)
+    except OSError:
+        raise ConfigError(
+            config.source, 0, "brokerIP1", "not an IP address", config.broker.broker_ip1
+        ) from None
+
+
 def check_ports(config: NodeConfig, security: Security) -> None:
     """Raises ConfigError or OSError, as the start of a port's owner would, for a port that is taken.
 
     The node calls it before it decides on its role: whoever starts a broker with a copy of another one's file
     reads of the taken port, not of a lineage that cannot be right.
     """
-    check_listeners(_listeners_of(config, security, {}, {}))
+    check_listeners(listeners_of(config, security, {}))
     if not config.broker.role.is_slave:
         check_doors(
             config.remoting.bind_address, doors_of(config.replication.listen_port, 0, 0, security.doors)
         )
 
 
-def server_of(
-    config: NodeConfig, security: Security, processors: Processors, vip_processors: Processors
-) -> RemotingServer:
-    """Both ports; the processors are filled in later."""
-    listeners = _listeners_of(config, security, processors, vip_processors)
-    return RemotingServer(listeners, config.remoting.idle_seconds)
-
-
-def _listeners_of(
-    config: NodeConfig, security: Security, processors: Processors, vip_processors: Processors
-) -> list[Listener]:
+def listeners_of(config: NodeConfig, security: Security, processors: Processors) -> tuple[Listener, ...]:
+    """Both ports."""
     remoting = config.remoting
-    return [
+    return tuple(
         Listener(remoting.bind_address, port, served, key, security.guard, security.tls)
         for port, served, key in (
             (remoting.listen_port, processors, "listenPort"),
-            (remoting.vip_port, vip_processors, "listenPort - 2"),
+            (remoting.vip_port, vip_processors_of(processors), "listenPort - 2"),
         )
-    ]
+    )
 
 
 def replication_of(
@@ -72,7 +87,6 @@ def replication_of(
     security: Security,
     server: RemotingServer,
     *,
-    on_acked: Callable[[list[Wait], bool], None],
     on_mark: Callable[[], None],
     on_ahead: Callable[[SlaveHello], None],
     on_heard: Callable[[SlaveHello, Outcome], None],
@@ -96,7 +110,6 @@ def replication_of(
         store.log,
         role=config.broker.role,
         bind_address=config.remoting.bind_address,
-        on_acked=on_acked,
         on_mark=on_mark,
         flushes=flushes,
         on_failure=on_failure,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
@@ -26,8 +24,6 @@ from haservice.remoting.tls import server_tls
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 # RocketMQ's rhythm of looking for silent brokers.
 FIRST_SCAN_S = 5.0
 SCAN_INTERVAL_S = 10.0
@@ -43,8 +39,9 @@ class NameserverNode:
         kv = KvConfig(config.kv_config_path)
         table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
         self._brokers = BrokerProcessors(table, kv)
+        self._server = RemotingServer([], config.idle_seconds, on_close=self._brokers.connection_closed)
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
-        values = KvProcessors(kv, self._offload)
+        values = KvProcessors(kv, self._server.offload)
         self._acl = rules_files(config.acl, config.source)
         changes = Changes(self._acl, allowed_of(config))
         # A name server without a file of its own stores where RocketMQ's does.
@@ -60,7 +57,7 @@ class NameserverNode:
         )
         settings = ConfigProcessor(
             live,
-            self._offload,
+            self._server.offload,
             update_code=RequestCode.UPDATE_NAMESRV_CONFIG,
             get_code=RequestCode.GET_NAMESRV_CONFIG,
         )
@@ -74,10 +71,8 @@ class NameserverNode:
         self.served_codes = frozenset(processors)
         self._tls = server_tls(config.tls, config.source)
         guard = AclGuard(changes.check) if changes.guarded else None
-        self._server = RemotingServer(
-            [Listener(config.bind_address, config.listen_port, processors, guard=guard, tls=self._tls)],
-            config.idle_seconds,
-            on_close=self._brokers.connection_closed,
+        self._listener = Listener(
+            config.bind_address, config.listen_port, processors, guard=guard, tls=self._tls
         )
 
     @property
@@ -91,7 +86,7 @@ class NameserverNode:
         return self._server.failed
 
     def start(self) -> None:
-        self._server.start()
+        self._server.start([self._listener])
         self._server.call_soon(self._scan_after, FIRST_SCAN_S)
         logger.info("name server started addr=%s:%s", self._config.bind_address, self.port)
         # The line that RocketMQ's users and scripts wait for.
@@ -106,9 +101,6 @@ class NameserverNode:
 
     def again(self) -> NameserverNode:
         return NameserverNode(self._config)
-
-    def _offload(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        return self._server.offload(function, *args)
 
     def _offload_quietly(self, function: Callable[[], None]) -> None:
         with contextlib.suppress(RequestError):  # the pool is full: next time

@@ -87,7 +87,7 @@ class RemotingServer:
         on_close: Callable[[Connection], None] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
-        self._listeners = listeners
+        self._listeners = tuple(listeners)
         self._idle_seconds = idle_seconds
         self._opened = on_open
         self._closed = on_close
@@ -121,10 +121,12 @@ class RemotingServer:
         """What ended the loop, when it was not `stop`."""
         return self._service.failed
 
-    def start(self) -> None:
-        """Binds every port, then serves.  Raises ConfigError, which names address and key of a port that it
-        cannot get.
+    def start(self, more: Sequence[Listener] = ()) -> None:
+        """Binds every port, then serves.  `more` are ports whose processors need this server to be made.
+
+        Raises ConfigError, which names address and key of a port that it cannot get.
         """
+        self._listeners = (*self._listeners, *more)
         sockets = _bind(self._listeners)
         self._ports = [sock.getsockname()[1] for sock in sockets]
         self._loop = uvloop.new_event_loop()

@@ -197,7 +197,7 @@ def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     node = start()
     monkeypatch.setattr(node.store.flusher, "step", lambda: (_ for _ in ()).throw(OSError("broken disk")))
     node.store.flusher.wake()
-    wait_until(lambda: node.failures, "the failure was noticed")
+    wait_until(lambda: node.health.failures, "the failure was noticed")
     answer = send(client, addr_of(node))
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "broken disk" in (answer.remark or "")
@@ -241,7 +241,7 @@ def test_every_thread_that_dies_is_told_and_takes_the_sends_with_it_that_need_it
     with monkeypatch.context() as broken:
         broken.setattr(part, turn, dies)
         wake()
-        wait_until(lambda: node.failures, "the failure was noticed")
+        wait_until(lambda: node.health.failures, "the failure was noticed")
     assert name in table(client, addr_of(node))["failedThreads"]
     assert any(
         record.exc_info and name in record.getMessage() and record.levelno == logging.ERROR
@@ -266,7 +266,7 @@ def test_a_thread_of_a_slave_that_dies_is_told(
     else:
         monkeypatch.setattr(node.slave_sync, "sync_once", dies)
         node.slave_sync.set_master_addr(addr_of(master))
-    wait_until(lambda: node.failures, "the failure was noticed")
+    wait_until(lambda: node.health.failures, "the failure was noticed")
     assert f"{name}: ValueError: a mistake of ours" in table(client, addr_of(node))["failedThreads"]
     if name == "ha-client":
         assert not node.ha.connected
@@ -278,7 +278,7 @@ def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
 ) -> None:
     """The loop finds that all is well, a thread dies, and the loop says so."""
     node = start()
-    died = threading.Thread(target=node._thread_failed, args=("log-flush", ValueError("gone")))
+    died = threading.Thread(target=node.health.thread_failed, args=("log-flush", ValueError("gone")))
 
     class Failures(dict[str, str]):
         def keys(self) -> Any:
@@ -288,8 +288,8 @@ def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
                 died.join(0.5)  # it has to wait for the look to end
             return found
 
-    monkeypatch.setattr(node, "failures", Failures())
-    node._heed_trouble(None)
+    monkeypatch.setattr(node.health, "failures", Failures())
+    node.health.dispatch_is(None, None)
     died.join()
     assert "gone" in (node.sends.refuse_all or "")
 

@@ -35,7 +35,8 @@ class MessageFilters:
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
         self._clients = clients
         self._filters = filters
-        self.configure(config)
+        self._enabled = config.enable_property_filter
+        self._retries = config.filter_support_retry
 
     def configure(self, config: BrokerConfig) -> None:
         """Takes the keys that may change while the broker runs."""

@@ -85,7 +85,7 @@ def trace_of(send_limits: SendLimits) -> dict[str, str]:
 
 
 class SendProcessor:
-    """Answers sends; `refuse_all` is a reason to take none, set by the node when a part has failed."""
+    """Answers sends; `refuse_all` is the reason to take none, or None."""
 
     def __init__(
         self,
@@ -138,6 +138,10 @@ class SendProcessor:
         self._trace = trace_of(send_limits)
         if self._fast is not None:
             self._fast.answer_with(self._trace)
+
+    def refuse(self, reason: str | None) -> None:
+        """Takes no send from now on, for that reason; None ends it.  Any thread."""
+        self.refuse_all = reason
 
     @property
     def fast_path(self) -> FastPath | None:

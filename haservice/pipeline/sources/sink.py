@@ -274,13 +274,14 @@ def message_of(row: Mapping[str, Any], topic: str | None) -> Message:
 
 
 class Sender:
-    """Sends the messages of one task.  For one event loop and one run."""
+    """Sends the messages of one task.  For one run, on the event loop that it is made on."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self._good = options.accepted | {SEND_OK}
         self.sending = Sending()
         self._count = Count(options.progress) if options.progress is not None else None
+        self._client = RemotingClient(**way_to(options.credentials_file))
         self._admin = admin_of(options.name_servers, options.credentials_file)
         self._asking = asyncio.Lock()  # guards the admin, which serves one thread at a time
         self._routes: dict[str, tuple[float, list[Queue]]] = {}
@@ -291,8 +292,6 @@ class Sender:
     async def run(self, batches: Iterator[pa.RecordBatch]) -> Sending:
         """Returns when every message has a good answer.  Raises SinkFailed for the first that gets none."""
         started = time.monotonic()
-        way = way_to(self._options.credentials_file)
-        self._client = RemotingClient(**way)
         lanes: list[asyncio.Queue[Message | None]] = [
             asyncio.Queue(LANE_DEPTH) for _ in range(self._options.in_flight)
         ]

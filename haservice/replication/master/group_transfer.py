@@ -49,7 +49,7 @@ class GroupTransferService(Generic[T]):
     ) -> None:
         self.table = table
         self.lock = threading.Lock()
-        self._on_acked = on_acked
+        self.on_acked = on_acked
         self._on_mark = on_mark
         self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._changed = threading.Condition(self.lock)
@@ -73,7 +73,7 @@ class GroupTransferService(Generic[T]):
                 if deadline_s < self._wakes_at:
                     self._changed.notify()
                 return False
-        self._on_acked([waiter], False)
+        self.on_acked([waiter], False)
         return False
 
     # -- what slaves do -----------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class GroupTransferService(Generic[T]):
             if advance is not None:
                 self._resolve(advance, done)
         if done:
-            self._on_acked(done, True)
+            self.on_acked(done, True)
         self._on_mark()
 
     def count_only(self, counting: frozenset[str], needed: int) -> None:
@@ -130,7 +130,7 @@ class GroupTransferService(Generic[T]):
             for advance in self.table.count_only(counting, needed):
                 self._resolve(advance, done)
         if done:
-            self._on_acked(done, True)
+            self.on_acked(done, True)
         self._on_mark()
 
     def _resolve(self, advance: Advance, done: list[T]) -> None:
@@ -146,12 +146,12 @@ class GroupTransferService(Generic[T]):
         while not stop.is_set():
             expired = self._next_expired(stop)
             if expired:
-                self._on_acked(expired, False)
+                self.on_acked(expired, False)
         with self.lock:
             self._stopping = True
             left = self._waiters.drain()
         if left:
-            self._on_acked(left, False)
+            self.on_acked(left, False)
 
     def wake(self) -> None:
         with self.lock:

@@ -60,7 +60,7 @@ class MasterHAService(Generic[T]):
         *,
         role: BrokerRole,
         bind_address: str,
-        on_acked: Callable[[list[T], bool], None],
+        on_acked: Callable[[list[T], bool], None] = lambda waiters, ok: None,
         on_mark: Callable[[], None] = lambda: None,
         flushes: bool = False,
         on_failure: Callable[[str, BaseException], None] | None = None,
@@ -163,6 +163,10 @@ class MasterHAService(Generic[T]):
         """True if a slave is known to hold `end`; else on_acked gets `waiter` back, by `deadline_s`
         (time.monotonic()) at the latest."""
         return self._group.submit(end, deadline_s, waiter)
+
+    def return_waits_to(self, on_acked: Callable[[list[T], bool], None]) -> None:
+        """Sets on_acked, before the first wait; for one that is built after this service, and uses it."""
+        self._group.on_acked = on_acked
 
     def await_ack(self) -> None:
         """Takes an ack that comes within some 50 µs; for the loop, after a lone send was pushed to one slave."""
