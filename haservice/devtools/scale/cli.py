@@ -82,8 +82,9 @@ class _Command(click.Command):
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         lines = "\n".join(f"  {row.name:<18}{row.title}" for row in found_rows().values())
-        self.epilog = EPILOG.format(rows=lines)
-        super().format_epilog(context, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(EPILOG.format(rows=lines).strip())
 
 
 @click.command(cls=_Command, context_settings=CONTEXT)
