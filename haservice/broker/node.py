@@ -40,7 +40,7 @@ from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.acl.security import security_of
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.groups.heartbeat import notify_members
+from haservice.broker.groups.notices import Notices
 from haservice.broker.handlers import (
     Parts,
     Processors,
@@ -333,9 +333,8 @@ class BrokerNode:
     def _build_processors(self) -> None:
         config, broker, store = self.config, self.config.broker, self.store
         self.stats = Stats()
-        self.clients = ClientTable(
-            notify_members(self.groups, enabled=broker.notify_consumer_ids_changed_enable), self.filters
-        )
+        notices = Notices(self.groups, enabled=broker.notify_consumer_ids_changed_enable)
+        self.clients = ClientTable(notices.changed, self.filters)
         self.delivery = DelayDelivery(
             store.log,
             store.queues.get,
