@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import gc
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 
+from commitlog.disk.files import OSFiles
+from commitlog.kernel import native
 from commitlog.kernel.layout import AT
 from commitlog.kernel.records import Message, decode, encode_properties
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.metadata.topics import topic_config
 from haservice.broker.pull.offset_moved import OffsetMoved
-from haservice.broker.pull.reader import ReadLimits
+from haservice.broker.pull.reader import QueueReader, ReadLimits
 from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
-from haservice.remoting.command import RemotingCommand
+from haservice.remoting.command import RemotingCommand, encode
 from haservice.service import Service
 from tests.support.flips import flip
 from tests.support.reading_broker import ReadingBroker, bodies, messages
@@ -413,6 +419,117 @@ def test_a_consumer_that_follows_a_producer_misses_nothing(reading_broker: Make)
     finally:
         producer.join()
         assert dispatching.stop(Deadline(10))
+
+
+class RawClient:
+    """A connection, and nothing else: it makes no garbage of its own."""
+
+    def __init__(self, broker: ReadingBroker) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", broker.server.ports[0]))
+        self.answers = self.socket.makefile("rb")
+
+    def pull(self, offset: int, **fields: str) -> None:
+        ext = {
+            "consumerGroup": "G",
+            "topic": "T",
+            "queueId": "0",
+            "queueOffset": str(offset),
+            "maxMsgNums": "32",
+            "sysFlag": str(HOLD),
+            "suspendTimeoutMillis": "20000",
+            "subscription": "*",
+            **fields,
+        }
+        self.socket.sendall(encode(RemotingCommand.request(11, ext)))
+
+    def code(self) -> int:
+        """Of the next answer."""
+        data = self.answers.read(int.from_bytes(self.answers.read(4), "big"))
+        return int(orjson.loads(data[4 : 4 + int.from_bytes(data[1:4], "big")])["code"])
+
+    def close(self) -> None:
+        self.answers.close()
+        self.socket.close()
+
+
+def end_by_arrival(broker: ReadingBroker, client: RawClient) -> None:
+    end = broker.store.queues.find_or_create("T", 0).max_offset
+    client.pull(end)
+    wait_until(broker.held, "pull is held")
+    broker.put(b"x")
+    broker.dispatch()
+    assert client.code() == 0
+
+
+def end_by_time(broker: ReadingBroker, client: RawClient) -> None:
+    client.pull(0, queueId="1", suspendTimeoutMillis="1")
+    assert client.code() == 19
+
+
+def end_by_refusal(broker: ReadingBroker, client: RawClient) -> None:
+    client.pull(0, queueId="1")
+    wait_until(broker.held, "pull is held")
+    broker.on_loop(broker.polling.stop)
+    broker.polling._stopped = False
+    assert client.code() == 14
+
+
+def end_by_an_error(broker: ReadingBroker, client: RawClient) -> None:
+    client.pull(0, topic="gone")
+    wait_until(broker.held, "pull is held")
+    broker.topics.delete("gone")
+    broker.put(b"x", topic="gone")
+    broker.dispatch()
+    assert client.code() == 17
+    broker.topics.find_or_create("gone", 4)
+    broker.store.queues.delete_topic("gone")
+
+
+def end_by_a_read(broker: ReadingBroker, client: RawClient) -> None:
+    """A work thread reads the message."""
+    before = broker.offloaded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QueueReader, "load_here", lambda self, scan: None)
+        end_by_arrival(broker, client)
+    assert broker.offloaded == before + 1
+
+
+def end_by_a_closed_connection(broker: ReadingBroker, client: RawClient) -> None:
+    other = RawClient(broker)
+    other.pull(0, queueId="3")
+    wait_until(broker.held, "pull is held")
+    other.close()
+    wait_until(lambda: not broker.held() and len(broker.connections()) == 1, "connection is gone")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        end_by_arrival,
+        end_by_time,
+        end_by_refusal,
+        end_by_an_error,
+        end_by_a_read,
+        end_by_a_closed_connection,
+    ],
+)
+def test_a_held_pull_leaves_nothing_to_the_garbage_collector(
+    reading_broker: Make, end: Callable[[ReadingBroker, RawClient], None]
+) -> None:
+    broker = reading_broker(enable_property_filter=True)
+    broker.topics.find_or_create("gone", 4)
+    client = RawClient(broker)
+    try:
+        for _ in range(2):  # what is made once is made now
+            end(broker, client)
+        gc.collect()
+        gc.disable()
+        for _ in range(5):
+            end(broker, client)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        client.close()
 
 
 # The high-water mark

@@ -62,33 +62,31 @@ class Timers(Protocol):
 
 
 class HeldPull:
-    """One pull that waits.
+    """One pull that waits.  `below_mark`: the queue has messages above the high-water mark, so it waits for
+    the mark.
 
-    `attempt(final)` looks again; True means that the pull was answered, or will be without us.  With
-    `final` it answers whatever it finds.  It does not raise.  `below_mark` says that the queue has messages
-    above the high-water mark, so the pull waits for the mark.  `refuse()` answers that the broker is
-    stopping, unless the pull was answered before.
+    Nothing that a held pull refers to refers to it: it is freed when it is let go, without the collector.
     """
 
-    __slots__ = ("attempt", "below_mark", "codes", "connection", "key", "refuse", "tick", "wanted")
+    __slots__ = ("below_mark", "codes", "connection", "key", "tick", "wanted")
 
-    def __init__(
-        self,
-        connection: Peer,
-        key: QueueKey,
-        wanted: int,
-        codes: TagCodes,
-        attempt: Callable[[bool], bool],
-        refuse: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: Peer, key: QueueKey, wanted: int, codes: TagCodes) -> None:
         self.connection = connection
         self.key = key
         self.wanted = wanted
         self.codes = codes
-        self.attempt = attempt
-        self.refuse = refuse
         self.below_mark = False
         self.tick = 0
+
+    def attempt(self, final: bool) -> bool:
+        """Looks again; True if the pull was answered, or will be without us.  With `final` it answers
+        whatever it finds.  Does not raise.
+        """
+        raise NotImplementedError
+
+    def refuse(self) -> None:
+        """Answers that the broker is stopping, unless the pull was answered before."""
+        raise NotImplementedError
 
 
 class LongPolling:
@@ -241,8 +239,7 @@ class LongPolling:
         if pulls is None:
             # Kept, even when empty, until the connection closes: one callback a connection, not one a pull.
             pulls = self._connections[pull.connection] = set()
-            connection = pull.connection
-            connection.on_close.append(lambda *_: self._connection_closed(connection))
+            pull.connection.on_close.append(self._connection_closed)
         pulls.add(pull)
         pull.tick = math.ceil(expires_at / TICK_SECONDS)
         due = self._ticks.get(pull.tick)
