@@ -10,7 +10,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.errno cimport EIO
+from libc.errno cimport EAGAIN, EIO, EOPNOTSUPP
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -50,7 +50,12 @@ cdef extern from "core/pulls.h" nogil:
         const hs_pull_rules*, hs_choice*, const uint8_t*, size_t, int64_t, uint8_t*, int64_t*, size_t*
     )
     size_t hs_units_bytes(const uint8_t*, size_t, int64_t)
-    int hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*)
+    ctypedef enum hs_gather_end:
+        HS_GATHERED
+        HS_NOT_GATHERED
+        HS_NOT_IN_MEMORY
+        HS_MEMORY_UNKNOWN
+    hs_gather_end hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*, int)
     size_t hs_sound_gathered(
         const uint8_t*, size_t, const uint8_t*, const int64_t*, size_t, const uint8_t*, size_t, int64_t
     )
@@ -327,21 +332,27 @@ def choose(
     return after, <Py_ssize_t>passed, taken, places, end == HS_CHOICE_FULL
 
 
-def gather(int fd, int64_t base, bytes units not None):
-    """The records of the entries `units`, one behind the other, out of a file whose first byte is `base` in the log;
-    None if they do not rise, or not all of them could be read."""
+def gather(int fd, int64_t base, bytes units not None, bint waits):
+    """As Files.gather(), where `base` is the place of the file's first byte in the log."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
     cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
     cdef size_t size = hs_units_bytes(entries, count, base)
     cdef uint8_t *out
-    cdef int well
+    cdef hs_gather_end end
     if not size or size > <size_t>INT32_MAX:
         return None
     data = PyBytes_FromStringAndSize(NULL, size)
     out = <uint8_t*>PyBytes_AS_STRING(data)
-    with nogil:  # it may meet the disk
-        well = hs_gather(fd, base, entries, count, out)
-    return data if well else None
+    if waits or size >= LONG_BYTES:
+        with nogil:
+            end = hs_gather(fd, base, entries, count, out, waits)
+    else:
+        end = hs_gather(fd, base, entries, count, out, waits)
+    if end == HS_NOT_IN_MEMORY:
+        raise BlockingIOError(EAGAIN, "the disk has to be read")
+    if end == HS_MEMORY_UNKNOWN:
+        raise BlockingIOError(EOPNOTSUPP, "the disk may have to be read")
+    return data if end == HS_GATHERED else None
 
 
 def sound_gathered(bytes data not None, bytes units not None, numbers, bytes topic, int64_t queue_id):

@@ -38,14 +38,14 @@ class GatheringLog(MemoryLog):
         self.fd = os.memfd_create("log")
         self.gathered = 0
 
-    def gather(self, chosen: Chosen) -> bytes | None:
+    def gather(self, chosen: Chosen, waits: bool = True) -> bytes | None:
         if chosen.end > self.end or any(
             begin < chosen.end and end > chosen.first for begin, end in self.damaged
         ):
             return None
         os.pwrite(self.fd, self.data, 0)
         self.gathered += 1
-        return OSFiles().gather(self.fd, 0, chosen.units)
+        return OSFiles().gather(self.fd, 0, chosen.units, waits)
 
 
 class Shelf:

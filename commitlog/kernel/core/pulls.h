@@ -2,6 +2,7 @@
    in here, and no state.  It does not judge what is not ordinary: the reference (haservice.broker.pull.reader) does. */
 #pragma once
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include "entries.h"
@@ -96,13 +97,58 @@ static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t 
 /* Two records that are closer than this are read in one go: to copy what lies between costs less than one more call. */
 #define HS_GAP_BYTES_MAX 1024
 #define HS_PARTS_MAX 64
+/* Two records that are closer than this come from the disk together, with what lies between: to transfer that takes
+   about as long as one more access, and less of the processor. */
+#define HS_JOIN_BYTES_MAX (128 << 10)
+/* So much is asked of the disk at once, in pieces of which Linux drops no part, with whatever settings it has. */
+#define HS_AHEAD_BYTES_MAX (4 << 20)
+#define HS_AHEAD_PIECE_BYTES (512 << 10)
+
+/* Makes the kernel read the records of these entries, and does not wait for them; returns where the last one ends for
+   which that was asked.  The file's first byte is `base` in the log. */
+static inline int64_t hs_read_ahead(int fd, int64_t base, const uint8_t *units, size_t count) {
+    int64_t asked = 0, end = base;
+    for (size_t i = 0; i < count;) {
+        const int64_t start = hs_unit_offset(units + i * HS_UNIT_BYTES);
+        if (asked >= HS_AHEAD_BYTES_MAX) break;
+        end = start;
+        for (; i < count; i++) {
+            const int64_t offset = hs_unit_offset(units + i * HS_UNIT_BYTES);
+            if (offset - end > HS_JOIN_BYTES_MAX || (end > start && asked + end - start > HS_AHEAD_BYTES_MAX)) break;
+            end = offset + hs_unit_size(units + i * HS_UNIT_BYTES);
+        }
+        for (int64_t at = start; at < end; at += HS_AHEAD_PIECE_BYTES) {
+            const int64_t left = end - at, some = left < HS_AHEAD_PIECE_BYTES ? left : HS_AHEAD_PIECE_BYTES;
+            (void)posix_fadvise(fd, at - base, some, POSIX_FADV_WILLNEED); /* whoever reads it hears what is wrong */
+        }
+        asked += end - start;
+    }
+    return end;
+}
+
+typedef enum {
+    HS_GATHERED,
+    HS_NOT_GATHERED,    /* not all of it was there: what it was is not said */
+    HS_NOT_IN_MEMORY,   /* without `waits`: the disk would have to be read */
+    HS_MEMORY_UNKNOWN,  /* without `waits`: this file system does not say whether it would */
+} hs_gather_end;
+
+static inline ssize_t hs_preadv(int fd, const struct iovec *parts, int used, int64_t at, int flags) {
+    ssize_t got;
+    do got = preadv2(fd, parts, used, at, flags);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
 
 /* Reads the records of these entries into `out`, which has room for the hs_units_bytes() of them, not 0; the file's
-   first byte is `base` in the log.  1 if all of it was there: what it was otherwise is not said. */
-static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out) {
+   first byte is `base` in the log.  If it `waits`, it may read the disk: it asks for all of them before the first. */
+static inline hs_gather_end hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out,
+                                      int waits) {
     uint8_t between[HS_GAP_BYTES_MAX];
     struct iovec parts[HS_PARTS_MAX];
+    int64_t asked = base; /* what ends here or before is in memory, or on its way */
     for (size_t i = 0; i < count;) {
+        const size_t first = i;
         const int64_t start = hs_unit_offset(units + i * HS_UNIT_BYTES);
         int64_t end = start;
         int used = 0;
@@ -116,12 +162,17 @@ static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t c
             else parts[used].iov_base = out, parts[used++].iov_len = size;
             out += size, end = offset + (int64_t)size;
         }
-        ssize_t got;
-        do got = preadv(fd, parts, used, start - base);
-        while (got < 0 && errno == EINTR);
-        if (got != end - start) return 0;
+        ssize_t got = -1;
+        if (end > asked) {
+            got = hs_preadv(fd, parts, used, start - base, RWF_NOWAIT);
+            if (got == end - start) continue;
+            if (!waits) return got < 0 && errno != EAGAIN ? HS_MEMORY_UNKNOWN : HS_NOT_IN_MEMORY;
+            asked = hs_read_ahead(fd, base, units + first * HS_UNIT_BYTES, count - first);
+        }
+        got = hs_preadv(fd, parts, used, start - base, 0);
+        if (got != end - start) return HS_NOT_GATHERED;
     }
-    return 1;
+    return HS_GATHERED;
 }
 
 /* As hs_sound(), of records that follow each other in `p` from its first byte on, in the order of their entries. */

@@ -174,22 +174,22 @@ class PullProcessor:
     # Looking
 
     def _look(self, pull: _Pull, count: int | None = None) -> Look:
-        """Looks at the index, and reads the messages unless they are cold."""
+        """Looks at the index, and reads the messages unless they have to come from the disk."""
         header = pull.header
         topic, queue_id = header.topic, header.queue_id
         count = header.max_msg_nums if count is None else count
         scan = self._reader.scan(topic, queue_id, header.queue_offset, count, pull.codes)
-        if scan.entries and not scan.cold:
-            return self._load(scan)
+        if scan.entries:
+            return self._load(scan, here=True)
         if scan.impossible >= 0:
             number, why = scan.impossible, "the queue has no place of the log there"
             return Look(scan, error=BadEntry(number, why, topic, queue_id, number))
         return Look(scan)
 
-    def _load(self, scan: Scan) -> Look:
+    def _load(self, scan: Scan, here: bool = False) -> Look:
         begun_s = time.perf_counter()
         try:
-            body = self._reader.load(scan.entries, scan.places)
+            body = self._reader.load_here(scan) if here else self._reader.load(scan.entries, scan.places)
         except CommitLogError as error:
             return Look(scan, error=error)
         return Look(scan, body, time.perf_counter() - begun_s)

@@ -15,6 +15,7 @@ machine's memory.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 
@@ -196,6 +197,21 @@ class QueueReader:
         # The index has a hole here, or retention was quicker: go on in the next index file.
         corrected = offset - offset % self._file_entries + self._file_entries
         return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
+
+    def load_here(self, scan: Scan) -> bytes | None:
+        """As load(), on the loop; None if a work thread has to do it, because the disk has to be read.
+
+        Where nobody can say whether it has to be, where the messages lie decides.  Raises what load() does.
+        """
+        try:
+            plain = plain_load(self._log, scan.entries, scan.places, False)
+        except BlockingIOError as error:
+            if scan.cold or error.errno == errno.EAGAIN:
+                return None
+        else:
+            if plain is not None:
+                return plain
+        return None if scan.cold else self.load(scan.entries, scan.places)
 
     def load(self, entries: Sequence[Entry], places: Places | None = None) -> bytes:
         """The records of `entries`, one after the other; `places` checks that each belongs there.
