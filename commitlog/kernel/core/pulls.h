@@ -97,9 +97,9 @@ static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t 
 /* Two records that are closer than this are read in one go: to copy what lies between costs less than one more call. */
 #define HS_GAP_BYTES_MAX 1024
 #define HS_PARTS_MAX 64
-/* Two records that are closer than this come from the disk together, with what lies between: to transfer that takes
-   about as long as one more access, and less of the processor. */
-#define HS_JOIN_BYTES_MAX (128 << 10)
+/* Two records that are closer than this come from the disk as one piece, with what lies between: four pages more cost
+   the processor as much as one access more. */
+#define HS_JOIN_BYTES_MAX (16 << 10)
 /* So much is asked of the disk at once, in pieces of which Linux drops no part, with whatever settings it has. */
 #define HS_AHEAD_BYTES_MAX (4 << 20)
 #define HS_AHEAD_PIECE_BYTES (512 << 10)
