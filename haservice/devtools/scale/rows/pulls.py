@@ -7,7 +7,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from commitlog.kernel.records import Message, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
@@ -27,6 +29,7 @@ from haservice.remoting.headers.clients import PullMessageHeader
 
 TOPIC = "held"
 HELD_SECONDS = 5
+PATIENCE_S = 120.0
 SUSPEND = 2  # sysFlag of a pull: hold it if there is nothing
 SUBSCRIBED = 4
 
@@ -57,7 +60,12 @@ async def _hold(addr: str, count: int, pid: int) -> float:
         await client.close()
 
 
-def _pull(offset: int = 1, queue_id: int = 0, flags: int = SUSPEND | SUBSCRIBED) -> RemotingCommand:
+def _pull(
+    offset: int = 1,
+    queue_id: int = 0,
+    flags: int = SUSPEND | SUBSCRIBED,
+    held_ms: int = HELD_SECONDS * 1000,
+) -> RemotingCommand:
     header = PullMessageHeader(
         consumer_group="held",
         topic=TOPIC,
@@ -65,10 +73,71 @@ def _pull(offset: int = 1, queue_id: int = 0, flags: int = SUSPEND | SUBSCRIBED)
         queue_offset=offset,
         max_msg_nums=32,
         sys_flag=flags,
-        suspend_timeout_millis=HELD_SECONDS * 1000,
+        suspend_timeout_millis=held_ms,
         subscription="*",
     )
     return RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
+
+
+# Polling again and again
+
+POLLERS = (100, 1_000, 4_000)
+POLL_MS = 500
+POLLS = 20
+
+
+class Poller(asyncio.Protocol):
+    """A connection that polls again as soon as it is told that there is nothing."""
+
+    def __init__(self, done: asyncio.Queue[None]) -> None:
+        self._done = done
+        self._left = POLLS
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.poll()
+
+    def data_received(self, data: bytes) -> None:
+        """An answer without messages is small, and comes in one piece."""
+        self._left -= 1
+        if self._left == 0:
+            self._done.put_nowait(None)
+        self.poll()
+
+    def poll(self) -> None:
+        assert self._transport is not None
+        self._transport.write(encode(_pull(held_ms=POLL_MS)))
+
+    def end(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+
+def pollers(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
+    for size in sizes:
+        with stage.pair() as pair:
+            pair.start_nameserver()
+            broker = pair.start_master()
+            call_all(pair.master_addr, [send_command(TOPIC, b"first")])
+            before = memory_mb(broker.pid)
+            with Sender(pair.master_addr) as sender, Watch(broker.pid, sender=sender) as watch:
+                memory = asyncio.run(_poll(pair.master_addr, size, broker.pid))
+            cost_us = watch.cpu_s * 1e6 / (size * POLLS)
+            yield watch.point(size, memory_mb=memory - before, more={"µs a poll": cost_us})
+
+
+async def _poll(addr: str, count: int, pid: int) -> float:
+    """Returns the memory when all have polled POLLS times, and poll on."""
+    host, _, port = addr.rpartition(":")
+    loop, done = asyncio.get_running_loop(), asyncio.Queue[None]()
+    made = [(await loop.create_connection(partial(Poller, done), host, int(port)))[1] for _ in range(count)]
+    for _ in made:
+        await asyncio.wait_for(done.get(), PATIENCE_S)
+    memory = memory_mb(pid)
+    for poller in made:
+        poller.end()
+    return memory
 
 
 # Consuming one queue of many
@@ -164,6 +233,12 @@ def _cool(log: Path) -> None:
 
 ROWS = (
     Row("held-pulls", f"n pulls of one queue are held for {HELD_SECONDS} s, then answered", held_pulls),
+    Row(
+        "pollers",
+        f"n connections poll one queue {POLLS} times, and are held for {POLL_MS} ms each time",
+        pollers,
+        POLLERS,
+    ),
     Row(
         "consumed-queue",
         "one of n queues is consumed, 32 messages a pull: CPU for a message, its log in memory or on the disk",
