@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from haservice.broker.pull import long_polling
-from haservice.broker.pull.long_polling import TICK_SECONDS, HeldPull, LongPolling, QueueKey
+from haservice.broker.pull.long_polling import (
+    ATTEMPTS_AT_ONCE,
+    TICK_SECONDS,
+    HeldPull,
+    LongPolling,
+    QueueKey,
+)
 from haservice.broker.pull.tag_filter import tag_codes
 
 
@@ -155,6 +161,39 @@ def test_an_arrival_costs_nothing_for_pulls_of_other_queues() -> None:
     assert story.attempts == 2
     assert sorted(story.answers) == ["pull 1007", "pull 7"]
     assert story.arrive(2, queue=7) == 0, "nobody waits there any more"
+
+
+def many(count: int = 2 * ATTEMPTS_AT_ONCE + 50) -> tuple[Story, list[Peer]]:
+    story, peers = Story(held_max=1000), [Peer() for _ in range(count)]
+    for number, peer in enumerate(peers):
+        assert story.hold(f"pull {number}", peer=peer, seconds=10)
+    story.attempts = 0
+    return story, peers
+
+
+def test_many_pulls_of_one_queue_wake_in_several_turns_of_the_loop() -> None:
+    story, peers = many()
+    story.arrive(1)
+    assert (story.attempts, len(story.answers)) == (ATTEMPTS_AT_ONCE, ATTEMPTS_AT_ONCE)
+    left = [number for number in range(len(peers)) if f"pull {number}" not in story.answers]
+    peers[left[0]].end()
+    story.timers.advance(0)
+    assert (story.attempts, len(story.polling)) == (len(peers) - 1, 0)
+    assert len(story.answers) == len(peers) - 1, "nobody looks for one whose connection has closed"
+
+
+def test_many_pulls_that_expire_together_are_answered_in_several_turns_of_the_loop() -> None:
+    story, peers = many()
+    story.timers.now_s += 10 + TICK_SECONDS
+    for answered in (ATTEMPTS_AT_ONCE, 2 * ATTEMPTS_AT_ONCE, len(peers)):
+        (timer,) = story.timers.pending
+        assert timer.when <= story.timers.now_s
+        story.timers.timers.clear()
+        timer.callback()
+        assert (story.attempts, len(story.answers)) == (answered, answered)
+    assert len(story.polling) == 0
+    assert set(story.answers.values()) == {"nothing"}
+    assert story.timers.pending == []
 
 
 def test_with_nothing_held_an_arrival_costs_no_call_and_no_timer() -> None:

@@ -22,7 +22,9 @@ import asyncio
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from haservice.broker.pull.tag_filter import TagCodes, lets_through
@@ -40,6 +42,8 @@ HELD_PER_CONNECTION_MAX = 10_000
 HOLD_SECONDS_MAX = 100.0
 # Pulls that expire within the same tick share one timer.
 TICK_SECONDS = 0.25
+# So many pulls are looked at in one turn of the loop, some 50 µs each; what else there is to do comes between.
+ATTEMPTS_AT_ONCE = 100
 
 
 class Peer(Protocol):
@@ -140,32 +144,33 @@ class LongPolling:
 
     def notify(self, arrivals: Iterable[Arrival]) -> None:
         """Wakes the pulls that wait for one of `arrivals`."""
-        for topic, queue_id, next_queue_offset, tags_code in arrivals:
-            waiting = self._queues.get((topic, queue_id))
-            if waiting is None:
-                continue
-            for pull in list(waiting):
-                if (
-                    next_queue_offset > pull.wanted
-                    and not pull.below_mark
-                    and lets_through(pull.codes, tags_code)
-                ):
-                    self._wake(pull)
+        woken = [
+            pull
+            for topic, queue_id, next_queue_offset, tags_code in arrivals
+            for pull in self._queues.get((topic, queue_id), ())
+            if next_queue_offset > pull.wanted and not pull.below_mark and lets_through(pull.codes, tags_code)
+        ]
+        if woken:
+            self._wake_some(iter(woken))
 
     def recheck(self) -> None:
         """Looks again for the pulls that wait below the mark."""
-        for pull in list(self._below_mark):
-            self._wake(pull)
+        if self._below_mark:
+            self._wake_some(iter(list(self._below_mark)))
 
     def check(self) -> None:
         """Answers the pulls whose time is up, and sets the timer for the next."""
         assert self._timers is not None
-        now = self._timers.time()
-        while self._order and self._order[0] * TICK_SECONDS <= now:
-            due = self._ticks.pop(heapq.heappop(self._order))
-            for pull in due.copy():
+        now, attempts = self._timers.time(), 0
+        while self._order and self._order[0] * TICK_SECONDS <= now and attempts < ATTEMPTS_AT_ONCE:
+            due = self._ticks[self._order[0]]
+            while due and attempts < ATTEMPTS_AT_ONCE:
+                pull = due.pop()
                 if self._remove(pull):
                     pull.attempt(True)
+                    attempts += 1
+            if not due:
+                del self._ticks[heapq.heappop(self._order)]
         self._arm()
 
     def stop(self) -> None:
@@ -216,6 +221,16 @@ class LongPolling:
             logger.debug("the loop is closed; held pulls stay unanswered")
 
     # Keeping
+
+    def _wake_some(self, pulls: Iterator[HeldPull]) -> None:
+        """Wakes the next of them; those that are left in a later turn of the loop."""
+        some = list(islice(pulls, ATTEMPTS_AT_ONCE))
+        for pull in some:
+            if pull in self._queues.get(pull.key, ()):  # it may have gone since it was named
+                self._wake(pull)
+        if len(some) == ATTEMPTS_AT_ONCE:
+            assert self._timers is not None
+            self._timers.call_at(self._timers.time(), partial(self._wake_some, pulls))
 
     def _wake(self, pull: HeldPull) -> None:
         done = pull.attempt(False)
