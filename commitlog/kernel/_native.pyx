@@ -50,12 +50,14 @@ cdef extern from "core/pulls.h" nogil:
         const hs_pull_rules*, hs_choice*, const uint8_t*, size_t, int64_t, uint8_t*, int64_t*, size_t*
     )
     size_t hs_units_bytes(const uint8_t*, size_t, int64_t)
+    enum:
+        HS_AHEAD_BYTES_MAX
     ctypedef enum hs_gather_end:
         HS_GATHERED
         HS_NOT_GATHERED
         HS_NOT_IN_MEMORY
         HS_MEMORY_UNKNOWN
-    hs_gather_end hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*, int)
+    hs_gather_end hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*, int, const uint8_t*, size_t)
     size_t hs_sound_gathered(
         const uint8_t*, size_t, const uint8_t*, const int64_t*, size_t, const uint8_t*, size_t, int64_t
     )
@@ -332,22 +334,27 @@ def choose(
     return after, <Py_ssize_t>passed, taken, places, end == HS_CHOICE_FULL
 
 
-def gather(int fd, int64_t base, bytes units not None, bint waits):
+def gather(int fd, int64_t base, bytes units not None, bint waits, bytes next_units not None):
     """As Files.gather(), where `base` is the place of the file's first byte in the log."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
+    cdef Py_ssize_t next_count = PyBytes_GET_SIZE(next_units) // HS_QUEUE_ENTRY_BYTES
     cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
+    cdef const uint8_t *next_entries = <const uint8_t*>PyBytes_AS_STRING(next_units)
     cdef size_t size = hs_units_bytes(entries, count, base)
+    cdef size_t next_size = hs_units_bytes(next_entries, next_count, base)
     cdef uint8_t *out
     cdef hs_gather_end end
     if not size or size > <size_t>INT32_MAX:
         return None
+    if not next_size or next_size > HS_AHEAD_BYTES_MAX:
+        next_count = 0
     data = PyBytes_FromStringAndSize(NULL, size)
     out = <uint8_t*>PyBytes_AS_STRING(data)
     if waits or size >= LONG_BYTES:
         with nogil:
-            end = hs_gather(fd, base, entries, count, out, waits)
+            end = hs_gather(fd, base, entries, count, out, waits, next_entries, next_count)
     else:
-        end = hs_gather(fd, base, entries, count, out, waits)
+        end = hs_gather(fd, base, entries, count, out, waits, next_entries, next_count)
     if end == HS_NOT_IN_MEMORY:
         raise BlockingIOError(EAGAIN, "the disk has to be read")
     if end == HS_MEMORY_UNKNOWN:

@@ -135,7 +135,7 @@ class ReadableLog:
         except OSError:
             return None
         try:
-            data = segment.gather(chosen.units, waits)
+            data = segment.gather(chosen.units, waits, chosen.next_units)
         finally:
             segment.release()
         return data if cuts == self._cuts else None

@@ -573,10 +573,12 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     for what it says by itself: these records were just written."""
     gather, said = OSFiles.gather, int(request.param)
 
-    def gather_from_disk(self: OSFiles, fd: int, base: int, units: bytes, waits: bool = True) -> bytes | None:
+    def gather_from_disk(
+        self: OSFiles, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+    ) -> bytes | None:
         if said and not waits:
             raise BlockingIOError(said, "the disk")
-        return gather(self, fd, base, units, waits)
+        return gather(self, fd, base, units, waits, next_units)
 
     monkeypatch.setattr(OSFiles, "gather", gather_from_disk)
     if said == errno.EAGAIN and native.core is None:

@@ -154,6 +154,20 @@ def test_neighbours_come_from_the_disk_with_what_lies_between(on_disk: int, apar
         assert asked == len(pages) * 4096, "too far apart: each for itself"
 
 
+def test_what_will_be_wanted_soon_comes_from_the_disk_with_what_is(on_disk: int) -> None:
+    now, soon = units_at(0, 100_000), units_at(200_000, 300_000)
+    before = asked_of_the_disk()
+    assert len(OSFiles().gather(on_disk, 0, now, True, soon) or b"") == 2 * SIZE
+    pages = {at // 4096 for offset in range(0, 400_000, 100_000) for at in (offset, offset + SIZE - 1)}
+    assert asked_of_the_disk() - before == len(pages) * 4096
+    before = asked_of_the_disk()
+    OSFiles().gather(on_disk, 0, soon)
+    assert asked_of_the_disk() == before, "they are there, or on their way"
+    for nonsense in (units_at(500_000, 400_000), units_at(-1), UNIT.pack(500_000, 1 << 30, 0), b"x"):
+        assert len(OSFiles().gather(on_disk, 0, now, True, nonsense) or b"") == 2 * SIZE
+    assert asked_of_the_disk() == before
+
+
 def test_one_request_does_not_ask_for_ever_more(tmp_path: Path) -> None:
     """Whatever the gaps: 32 records of a file ask for 4 MiB at most, and what was not asked for is read, too."""
     path = tmp_path / "file"
@@ -173,7 +187,9 @@ def test_what_a_cut_of_the_log_took_meanwhile_is_not_given(tmp_path: Path) -> No
     log, stored = a_log(tmp_path)
 
     class Cutting(FailingFiles):
-        def gather(self, fd: int, base: int, units: bytes, waits: bool = True) -> bytes | None:
+        def gather(
+            self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+        ) -> bytes | None:
             log._cuts += 1
             return super().gather(fd, base, units, waits)
 

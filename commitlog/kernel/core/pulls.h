@@ -141,9 +141,10 @@ static inline ssize_t hs_preadv(int fd, const struct iovec *parts, int used, int
 }
 
 /* Reads the records of these entries into `out`, which has room for the hs_units_bytes() of them, not 0; the file's
-   first byte is `base` in the log.  If it `waits`, it may read the disk: it asks for all of them before the first. */
+   first byte is `base` in the log.  If it `waits`, it may read the disk: it asks for all of them before the first, and
+   then for those of the `next_count` entries in `next`, which will be wanted soon. */
 static inline hs_gather_end hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out,
-                                      int waits) {
+                                      int waits, const uint8_t *next, size_t next_count) {
     uint8_t between[HS_GAP_BYTES_MAX];
     struct iovec parts[HS_PARTS_MAX];
     int64_t asked = base; /* what ends here or before is in memory, or on its way */
@@ -168,6 +169,7 @@ static inline hs_gather_end hs_gather(int fd, int64_t base, const uint8_t *units
             if (got == end - start) continue;
             if (!waits) return got < 0 && errno != EAGAIN ? HS_MEMORY_UNKNOWN : HS_NOT_IN_MEMORY;
             asked = hs_read_ahead(fd, base, units + first * HS_UNIT_BYTES, count - first);
+            if (next_count) hs_read_ahead(fd, base, next, next_count), next_count = 0;
         }
         got = hs_preadv(fd, parts, used, start - base, 0);
         if (got != end - start) return HS_NOT_GATHERED;

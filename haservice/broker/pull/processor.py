@@ -189,7 +189,7 @@ class PullProcessor:
     def _load(self, scan: Scan, here: bool = False) -> Look:
         begun_s = time.perf_counter()
         try:
-            body = self._reader.load_here(scan) if here else self._reader.load(scan.entries, scan.places)
+            body = self._reader.load_here(scan) if here else self._reader.load_from_disk(scan)
         except CommitLogError as error:
             return Look(scan, error=error)
         return Look(scan, body, time.perf_counter() - begun_s)

@@ -132,8 +132,9 @@ async def _poll(addr: str, count: int, pid: int) -> float:
     host, _, port = addr.rpartition(":")
     loop, done = asyncio.get_running_loop(), asyncio.Queue[None]()
     made = [(await loop.create_connection(partial(Poller, done), host, int(port)))[1] for _ in range(count)]
-    for _ in made:
-        await asyncio.wait_for(done.get(), PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in made:
+            await done.get()
     memory = memory_mb(pid)
     for poller in made:
         poller.end()
@@ -153,13 +154,18 @@ _LENGTHS = struct.Struct(">iI")
 _NEXT = b'"nextBeginOffset":"'
 
 
-def consumed_queue(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
+def far_queue(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
+    """All messages count as on disk: a pull gets 8."""
+    return consumed_queue(stage, sizes, accessMessageInMemoryMaxRatio="0")
+
+
+def consumed_queue(stage: Stage, sizes: Sequence[int], **settings: str) -> Iterator[Point]:
     """A client asks for one pull after the other, with as little work of its own as can be."""
     for size in sizes:
         costs: dict[str, float] = {}
         messages = max(MESSAGES_OF_QUEUE, MESSAGES_LEAST // size)
         for name, body_bytes in BODIES.items():
-            with stage.pair() as pair:
+            with stage.pair(**settings) as pair:
                 stage.say(f"a log with {size} queues of {messages:,} messages is written")
                 _fill(pair.store("broker-a"), size, body_bytes, messages)
                 pair.start_nameserver()
@@ -243,6 +249,12 @@ ROWS = (
         "consumed-queue",
         "one of n queues is consumed, 32 messages a pull: CPU for a message, its log in memory or on the disk",
         consumed_queue,
+        QUEUES,
+    ),
+    Row(
+        "far-queue",
+        "as consumed-queue, with messages that count as on disk, far behind the end of the log: 8 a pull",
+        far_queue,
         QUEUES,
     ),
 )
