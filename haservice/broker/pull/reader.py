@@ -210,7 +210,7 @@ class QueueReader:
         try:
             plain = plain_load(self._log, scan.entries, scan.places, False)
         except BlockingIOError as error:
-            if scan.cold or error.errno == errno.EAGAIN:
+            if error.errno == errno.EAGAIN:
                 return None
         else:
             if plain is not None:
