@@ -140,18 +140,18 @@ def asked_of_the_disk() -> int:
     return int(dict(line.split(": ") for line in counts.splitlines())["read_bytes"])
 
 
-@pytest.mark.parametrize("apart", [15_000, 60_000])
-def test_neighbours_come_from_the_disk_with_what_lies_between(on_disk: int, apart: int) -> None:
-    offsets = [apart * number for number in range(10)]
+@pytest.mark.parametrize(("apart", "count"), [(15_000, 100), (60_000, 30)])
+def test_neighbours_come_from_the_disk_with_what_lies_between(on_disk: int, apart: int, count: int) -> None:
+    offsets = [apart * number for number in range(count)]
     before = asked_of_the_disk()
     data = OSFiles().gather(on_disk, 0, units_at(*offsets))
     asked = asked_of_the_disk() - before
     assert data == b"".join(os.pread(on_disk, SIZE, offset) for offset in offsets)
-    pages = {at // 4096 for offset in offsets for at in (offset, offset + SIZE - 1)}
+    # What the file system reads for itself counts, too, and is far less than the difference.
     if apart < 16 * 1024:
-        assert asked == (offsets[-1] + SIZE + 4095) // 4096 * 4096, "one piece"
+        assert asked >= offsets[-1] + SIZE, "one piece"
     else:
-        assert asked == len(pages) * 4096, "too far apart: each for itself"
+        assert asked < offsets[-1] // 2, "too far apart: each for itself"
 
 
 def test_what_will_be_wanted_soon_comes_from_the_disk_with_what_is(on_disk: int) -> None:
@@ -159,7 +159,7 @@ def test_what_will_be_wanted_soon_comes_from_the_disk_with_what_is(on_disk: int)
     before = asked_of_the_disk()
     assert len(OSFiles().gather(on_disk, 0, now, True, soon) or b"") == 2 * SIZE
     pages = {at // 4096 for offset in range(0, 400_000, 100_000) for at in (offset, offset + SIZE - 1)}
-    assert asked_of_the_disk() - before == len(pages) * 4096
+    assert asked_of_the_disk() - before >= len(pages) * 4096
     before = asked_of_the_disk()
     OSFiles().gather(on_disk, 0, soon)
     assert asked_of_the_disk() == before, "they are there, or on their way"
