@@ -104,8 +104,8 @@ static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t 
 #define HS_AHEAD_BYTES_MAX (4 << 20)
 #define HS_AHEAD_PIECE_BYTES (512 << 10)
 
-/* Makes the kernel read the records of these entries, and does not wait for them; returns where the last one ends for
-   which that was asked.  The file's first byte is `base` in the log. */
+/* Makes the kernel read the records of these entries, which rise, and does not wait for them; returns where the last
+   one ends for which that was asked.  The file's first byte is `base` in the log. */
 static inline int64_t hs_read_ahead(int fd, int64_t base, const uint8_t *units, size_t count) {
     int64_t asked = 0, end = base;
     for (size_t i = 0; i < count;) {
@@ -117,9 +117,10 @@ static inline int64_t hs_read_ahead(int fd, int64_t base, const uint8_t *units, 
             if (offset - end > HS_JOIN_BYTES_MAX || (end > start && asked + end - start > HS_AHEAD_BYTES_MAX)) break;
             end = offset + hs_unit_size(units + i * HS_UNIT_BYTES);
         }
-        for (int64_t at = start; at < end; at += HS_AHEAD_PIECE_BYTES) {
-            const int64_t left = end - at, some = left < HS_AHEAD_PIECE_BYTES ? left : HS_AHEAD_PIECE_BYTES;
-            (void)posix_fadvise(fd, at - base, some, POSIX_FADV_WILLNEED); /* whoever reads it hears what is wrong */
+        int64_t at = start - base, left = end - start < HS_AHEAD_BYTES_MAX ? end - start : HS_AHEAD_BYTES_MAX;
+        for (; left > 0; at += HS_AHEAD_PIECE_BYTES, left -= HS_AHEAD_PIECE_BYTES) {
+            const int64_t some = left < HS_AHEAD_PIECE_BYTES ? left : HS_AHEAD_PIECE_BYTES;
+            (void)posix_fadvise(fd, at, some, POSIX_FADV_WILLNEED); /* whoever reads it hears what is wrong */
         }
         asked += end - start;
     }
