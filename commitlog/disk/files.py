@@ -92,10 +92,15 @@ class Files(Protocol):
         `fd` comes from open_to_read() and has no other use, because it no longer reads ahead.
         """
 
-    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+    def gather(
+        self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+    ) -> bytes | None:
         """The records that entries of a queue lead to, one behind the other.  `base`: the file's start.
 
-        None if they do not rise, or if not all can be read; to know more, the caller reads each.
+        None if they do not rise, or if not all can be read; to know more, the caller reads each.  If it does
+        not wait, raises BlockingIOError when the disk has to be read (EAGAIN), or when the file system does
+        not say whether it has to be (EOPNOTSUPP).  If it waits for the disk, that may bring the records of
+        `next_units`, too.
         """
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None: ...
@@ -158,8 +163,12 @@ def pwrite_each(pwrite: Callable[[int, Buffer, int], None], writes: list[Write])
             raise NotAllWritten(error, number) from error
 
 
-def gather_each(pread: Callable[[int, int, int], bytes], fd: int, base: int, units: bytes) -> bytes | None:
+def gather_each(
+    pread: Callable[[int, int, int], bytes], fd: int, base: int, units: bytes, waits: bool = True
+) -> bytes | None:
     """gather(), one by one."""
+    if not waits:
+        raise BlockingIOError(errno.EOPNOTSUPP, "the disk may have to be read")
     records, end = [], base
     for offset, size, _ in QUEUE_ENTRY.iter_unpack(units):
         if offset < end or size < RECORD_BYTES_MIN:
@@ -220,10 +229,12 @@ class OSFiles:
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         return os.pread(fd, size, offset)
 
-    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+    def gather(
+        self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+    ) -> bytes | None:
         if native.core is None:
-            return gather_each(self.pread, fd, base, units)
-        records: bytes | None = native.core.gather(fd, base, units)
+            return gather_each(self.pread, fd, base, units, waits)
+        records: bytes | None = native.core.gather(fd, base, units, waits, next_units)
         return records
 
     def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:

@@ -10,7 +10,7 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.errno cimport EIO
+from libc.errno cimport EAGAIN, EIO, EOPNOTSUPP
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -50,7 +50,14 @@ cdef extern from "core/pulls.h" nogil:
         const hs_pull_rules*, hs_choice*, const uint8_t*, size_t, int64_t, uint8_t*, int64_t*, size_t*
     )
     size_t hs_units_bytes(const uint8_t*, size_t, int64_t)
-    int hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*)
+    enum:
+        HS_AHEAD_BYTES_MAX
+    ctypedef enum hs_gather_end:
+        HS_GATHERED
+        HS_NOT_GATHERED
+        HS_NOT_IN_MEMORY
+        HS_MEMORY_UNKNOWN
+    hs_gather_end hs_gather(int, int64_t, const uint8_t*, size_t, uint8_t*, int, const uint8_t*, size_t)
     size_t hs_sound_gathered(
         const uint8_t*, size_t, const uint8_t*, const int64_t*, size_t, const uint8_t*, size_t, int64_t
     )
@@ -329,21 +336,32 @@ def choose(
     return after, <Py_ssize_t>passed, taken, places, end == HS_CHOICE_FULL
 
 
-def gather(int fd, int64_t base, bytes units not None):
-    """Reads the records of the entries `units`, one behind the other, from a file whose first byte is at `base` in the
-    log.  Returns None if the entries do not ascend, or not all records could be read."""
+def gather(int fd, int64_t base, bytes units not None, bint waits, bytes next_units not None):
+    """As Files.gather(), where `base` is the place of the file's first byte in the log."""
     cdef Py_ssize_t count = PyBytes_GET_SIZE(units) // HS_QUEUE_ENTRY_BYTES
+    cdef Py_ssize_t next_count = PyBytes_GET_SIZE(next_units) // HS_QUEUE_ENTRY_BYTES
     cdef const uint8_t *entries = <const uint8_t*>PyBytes_AS_STRING(units)
+    cdef const uint8_t *next_entries = <const uint8_t*>PyBytes_AS_STRING(next_units)
     cdef size_t size = hs_units_bytes(entries, count, base)
+    cdef size_t next_size = hs_units_bytes(next_entries, next_count, base)
     cdef uint8_t *out
-    cdef int well
+    cdef hs_gather_end end
     if not size or size > <size_t>INT32_MAX:
         return None
+    if not next_size or next_size > HS_AHEAD_BYTES_MAX:
+        next_count = 0
     data = PyBytes_FromStringAndSize(NULL, size)
     out = <uint8_t*>PyBytes_AS_STRING(data)
-    with nogil:  # it may wait for the disk
-        well = hs_gather(fd, base, entries, count, out)
-    return data if well else None
+    if waits or size >= LONG_BYTES:
+        with nogil:
+            end = hs_gather(fd, base, entries, count, out, waits, next_entries, next_count)
+    else:
+        end = hs_gather(fd, base, entries, count, out, waits, next_entries, next_count)
+    if end == HS_NOT_IN_MEMORY:
+        raise BlockingIOError(EAGAIN, "the disk has to be read")
+    if end == HS_MEMORY_UNKNOWN:
+        raise BlockingIOError(EOPNOTSUPP, "the disk may have to be read")
+    return data if end == HS_GATHERED else None
 
 
 def sound_gathered(bytes data not None, bytes units not None, numbers, bytes topic, int64_t queue_id):

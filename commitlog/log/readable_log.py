@@ -116,8 +116,11 @@ class ReadableLog:
             raise CorruptRecord(offset, reason)
         return fence.begin - offset
 
-    def gather(self, chosen: Chosen) -> bytes | None:
-        """The records of `chosen`, one behind the other; None if the caller has to read() them one by one."""
+    def gather(self, chosen: Chosen, waits: bool = True) -> bytes | None:
+        """The records of `chosen`, one behind the other; None if the caller has to read() them one by one.
+
+        Raises BlockingIOError as Files.gather() does.
+        """
         cuts, end = self._cuts, chosen.end
         segment = self.segments.find(chosen.first) if end <= self.end else None
         if segment is None or end > segment.end:
@@ -132,7 +135,7 @@ class ReadableLog:
         except OSError:
             return None
         try:
-            data = segment.gather(chosen.units)
+            data = segment.gather(chosen.units, waits, chosen.next_units)
         finally:
             segment.release()
         return data if cuts == self._cuts else None

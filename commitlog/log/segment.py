@@ -69,9 +69,9 @@ class Segment:
         assert self.fd >= 0
         return self._files.pread(self.fd, size, position)
 
-    def gather(self, units: bytes) -> bytes | None:
+    def gather(self, units: bytes, waits: bool, next_units: bytes) -> bytes | None:
         """The records of these queue entries, as Files.gather() has them; the caller holds the segment."""
-        return self._files.gather(self.fd, self.start, units)
+        return self._files.gather(self.fd, self.start, units, waits, next_units)
 
     def data_end(self, position: int) -> int:
         """From where on, `position` at least, the file is all zeros: the file system says, without a read."""

@@ -19,12 +19,16 @@ from commitlog.queues.readable_queue import Entry
 
 
 class Chosen(Sequence[Entry]):
-    """Entries whose records lie from `first` up to `end` in the log."""
+    """Entries whose records lie from `first` up to `end` in the log.
 
-    __slots__ = ("end", "first", "numbers", "units")
+    `next_units`: entries behind them that will be wanted soon.  Who reads the disk for these brings those.
+    """
+
+    __slots__ = ("end", "first", "next_units", "numbers", "units")
 
     def __init__(self, units: bytes, numbers: bytes, first: int, end: int) -> None:
         self.units = units
+        self.next_units = b""
         self.numbers = numbers
         self.first = first
         self.end = end

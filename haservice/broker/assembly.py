@@ -24,7 +24,7 @@ from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.acl.security import Security
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.groups.heartbeat import notify_members
+from haservice.broker.groups.notices import Notices
 from haservice.broker.handlers import Parts, processors_of, sends_of, transaction_check_of
 from haservice.broker.health import Health
 from haservice.broker.metadata.registration import Registration
@@ -156,9 +156,8 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         durability=durability,
         registration=registration,
     )
-    clients = ClientTable(
-        notify_members(tables.groups, enabled=broker.notify_consumer_ids_changed_enable), tables.filters
-    )
+    notices = Notices(tables.groups, enabled=broker.notify_consumer_ids_changed_enable)
+    clients = ClientTable(notices.changed, tables.filters)
     parts = Parts(
         config=config,
         store=store,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from commitlog.kernel.records import java_hash
 from haservice.broker.groups.consumers import ClientTable, Subscription, subscription_of
+from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.configuration.settings import BrokerRole
+from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import (
     ConsumerData,
+    ConsumerIdList,
     HeartbeatData,
     ProducerData,
     SubscriptionData,
@@ -39,9 +46,32 @@ class Peer:
 class Told:
     """A ClientTable, and the groups that were told of a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, filters: Path | None = None) -> None:
         self.told: list[tuple[str, int]] = []
-        self.table = ClientTable(lambda group, members: self.told.append((group, len(members))))
+        self.filters = ConsumerFilters(PersistedFile(filters), lambda: 1) if filters else None
+        self.table = ClientTable(
+            lambda group: self.told.append((group.name, len(group.members))), self.filters
+        )
+
+    def state(self, peers: dict[int, list[Peer]], side: int) -> list[Any]:
+        """All that the table knows; `peers` on that side stand for their numbers."""
+        number_of = {both[side]: number for number, both in peers.items()}
+        groups = [
+            (
+                group.name,
+                (group.consume_type, group.message_model, group.consume_from_where),
+                {number_of[peer]: client for peer, client in group.members.items()},
+                group.subscriptions,
+                group.id_list(),
+            )
+            for group in self.table.consumers.values()
+        ]
+        producers = {
+            name: {number_of[peer]: client for peer, client in members.items()}
+            for name, members in self.table.producers.items()
+        }
+        assert self.filters is not None
+        return [groups, producers, {(one.group, one.topic): one for one in self.filters._all()}]
 
     def news(self) -> list[tuple[str, int]]:
         told, self.told = self.told, []
@@ -211,6 +241,124 @@ def test_codes_of_a_subscription(tags: str, codes: list[int], wanted: set[int] |
     assert made == Subscription("T", tags or "*", "TAG", 3, None if wanted is None else frozenset(wanted))
 
 
+# Heartbeats that say what the one before said
+
+SAID = (
+    ({"A": "*"}, 1, "TAG"),
+    ({"A": "red"}, 2, "TAG"),
+    ({"A": "*", "B": "*"}, 1, "TAG"),
+    ({"A": "a > 1"}, 3, "SQL92"),
+    ({"A": "a > "}, 4, "SQL92"),
+)
+
+
+def said(client: int, group: str, what: int, model: str, producing: bool) -> HeartbeatData:
+    topics, version, kind = SAID[what]
+    subscriptions = [
+        SubscriptionData(topic, expression, kind, version) for topic, expression in topics.items()
+    ]
+    consumer = ConsumerData(group, message_model=model, subscription_data_set=subscriptions)
+    return HeartbeatData(f"c{client}", [ProducerData("P")] if producing else [], [consumer])
+
+
+heartbeats = st.tuples(
+    st.just("heartbeat"),
+    st.integers(0, 2),
+    st.builds(
+        said,
+        st.integers(0, 1),
+        st.sampled_from("GH"),
+        st.integers(0, len(SAID) - 1),
+        st.sampled_from(["CLUSTERING", "BROADCASTING"]),
+        st.booleans(),
+    ),
+)
+steps = st.one_of(
+    heartbeats,
+    heartbeats,
+    heartbeats,
+    st.tuples(st.just("leave"), st.integers(0, 2), st.sampled_from("GH")),
+    st.tuples(st.just("close"), st.integers(0, 2), st.none()),
+    st.tuples(st.just("wait"), st.sampled_from([10, 70]), st.none()),
+)
+
+
+def both_say(*what: int) -> list[Any]:
+    """Two clients say one of SAID in turn."""
+    return [
+        ("heartbeat", number % 2, said(number % 2, "G", one, "CLUSTERING", False))
+        for number, one in enumerate(what)
+    ]
+
+
+@given(st.lists(steps, max_size=30))
+@example(both_say(3, 4, 3, 4, 3))  # the filter of one is dropped by the other, whose expression is none
+@example(both_say(0, 2, 0, 2))
+def test_a_repeated_heartbeat_does_what_reading_it_again_would(story: list[Any]) -> None:
+    """Two tables live the same story; one of them reads every heartbeat."""
+    with tempfile.TemporaryDirectory() as directory:
+        tables = [Told(Path(directory) / name) for name in ("repeats", "reads")]
+        peers: dict[int, list[Peer]] = {}
+        now = 0.0
+        for what, number, detail in story:
+            now += number if what == "wait" else 1
+            both = peers.setdefault(number, [Peer(), Peer()])
+            for repeats, told, peer in zip((True, False), tables, both, strict=True):
+                table = told.table
+                if what == "leave":
+                    table.unregister(peer, "P", detail)
+                elif what == "close":
+                    peer.close("gone")
+                elif what == "wait":
+                    table.expire(now)
+                elif not (repeats and table.repeat(peer, detail.encode(), now, lambda group: True)):
+                    table.heartbeat(peer, detail, now, digest=detail.encode())
+            assert all(one.closed == other.closed for one, other in peers.values())
+            peers = {at: pair for at, pair in peers.items() if not pair[0].closed}
+            repeating, reading = tables
+            assert repeating.state(peers, 0) == reading.state(peers, 1)
+            assert repeating.news() == reading.news()
+
+
+def test_a_repeated_heartbeat_is_not_read(reading_broker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = reading_broker()
+    caller, other = broker.caller(), broker.caller()
+    read = []
+    decode = HeartbeatData.decode
+
+    def count(body: bytes) -> HeartbeatData:
+        read.append(bytes(body))
+        return decode(body)
+
+    monkeypatch.setattr(HeartbeatData, "decode", count)
+
+    def reads(beating: Caller = caller, client: str = "c1", **topics: str) -> int:
+        read.clear()
+        assert beating.heartbeat(client, {"G": topics or {"T": "*"}}).code == 0
+        return len(read)
+
+    assert [reads(), reads(), reads()] == [1, 0, 0]
+    broker.now_s += 110
+    assert reads() == 0
+    broker.now_s += 110
+    broker.on_loop(lambda: broker.clients.expire(broker.now_s))
+    assert consumer_ids(caller) == ["c1"], "it was heard 110 s ago"
+    assert [reads(other, "c2"), reads(other, "c2"), reads()] == [1, 0, 0], "who joins changes nothing for it"
+    assert [reads(client="c3"), reads()] == [1, 1], "another client on its connection"
+    assert [reads(other, "c2", T="*", U="*"), reads()] == [1, 1], "another one has changed the group's topics"
+    caller.call(35, {"clientID": "c1", "consumerGroup": "G"})
+    assert [reads(), reads()] == [1, 0], "it had left"
+    broker.topics.delete("%RETRY%G")
+    assert [reads(), reads()] == [1, 0], "its retry topic was deleted"
+    assert broker.topics.get("%RETRY%G") is not None
+    broker.groups.delete("G")
+    assert [reads(), reads()] == [1, 0], "its group was deleted"
+    assert broker.groups.get("G") is not None
+    other.close()
+    wait_until(lambda: consumer_ids(caller) == ["c1"], "the other has gone")
+    assert reads() == 0
+
+
 # As clients see it
 
 
@@ -246,6 +394,29 @@ def test_a_client_of_an_unknown_language_is_welcome(reading_broker: Make) -> Non
     assert caller.send(command).code == 0
     (client,) = broker.clients.producers["P"].values()
     assert client.language == "OTHER"
+
+
+def test_the_list_of_members_is_made_once_for_all_that_ask(
+    reading_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = reading_broker()
+    callers = [broker.caller() for _ in range(3)]
+    made = []
+    encode = ConsumerIdList.encode
+
+    def count(self: ConsumerIdList) -> bytes:
+        made.append(list(self.consumer_id_list))
+        return encode(self)
+
+    monkeypatch.setattr(ConsumerIdList, "encode", count)
+    for number, caller in enumerate(callers):
+        caller.heartbeat(f"c{number}", {"G": {"T": "*"}})
+    assert [consumer_ids(caller) for caller in callers * 3] == [["c0", "c1", "c2"]] * 9
+    assert len(made) == 1
+    callers[2].heartbeat("renamed", {"G": {"T": "*"}})
+    assert consumer_ids(callers[0]) == ["c0", "c1", "renamed"]
+    callers[1].call(35, {"clientID": "c1", "consumerGroup": "G"})
+    assert consumer_ids(callers[0]) == ["c0", "renamed"]
 
 
 def test_every_member_is_told_when_another_joins_or_leaves(reading_broker: Make) -> None:

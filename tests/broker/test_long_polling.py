@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from haservice.broker.pull import long_polling
-from haservice.broker.pull.long_polling import TICK_SECONDS, HeldPull, LongPolling
+from haservice.broker.pull.long_polling import (
+    ATTEMPTS_AT_ONCE,
+    TICK_SECONDS,
+    HeldPull,
+    LongPolling,
+    QueueKey,
+)
 from haservice.broker.pull.tag_filter import tag_codes
 
 
@@ -73,6 +79,31 @@ class Peer:
             callback(self)
 
 
+class StoryPull(HeldPull):
+    """Is answered when the end of its queue in the story passes what it wants."""
+
+    __slots__ = ("name", "story")
+
+    def __init__(self, story: Story, name: str, peer: Peer, key: QueueKey, wanted: int, tags: str) -> None:
+        super().__init__(peer, key, wanted, tag_codes(tags))
+        self.story = story
+        self.name = name
+
+    def attempt(self, final: bool) -> bool:
+        answers = self.story.answers
+        self.story.attempts += 1
+        assert self.name not in answers, "answered twice"
+        if self.story.ends.get(self.key, 0) > self.wanted:
+            answers[self.name] = "messages"
+        elif final:
+            answers[self.name] = "nothing"
+        return self.name in answers
+
+    def refuse(self) -> None:
+        assert self.name not in self.story.answers, "answered twice"
+        self.story.answers[self.name] = "refused"
+
+
 class Story:
     """One LongPolling, a queue end per key, and what became of each pull."""
 
@@ -96,20 +127,7 @@ class Story:
     ) -> bool:
         key = ("T", queue)
 
-        def attempt(final: bool) -> bool:
-            self.attempts += 1
-            assert name not in self.answers, "answered twice"
-            if self.ends.get(key, 0) > wanted:
-                self.answers[name] = "messages"
-            elif final:
-                self.answers[name] = "nothing"
-            return name in self.answers
-
-        def refuse() -> None:
-            assert name not in self.answers, "answered twice"
-            self.answers[name] = "refused"
-
-        pull = HeldPull(peer or Peer(), key, wanted, tag_codes(tags), attempt, refuse)
+        pull = StoryPull(self, name, peer or Peer(), key, wanted, tags)
         pull.below_mark = below_mark
         return self.polling.hold(pull, seconds)
 
@@ -132,6 +150,50 @@ def test_an_arrival_wakes_the_pulls_of_its_queue_only() -> None:
     assert story.arrive(1) == 1
     assert story.answers == {"a": "messages"}
     assert len(story.polling) == 1
+
+
+def test_an_arrival_costs_nothing_for_pulls_of_other_queues() -> None:
+    story = Story(held_max=3000)
+    for number in range(2000):
+        assert story.hold(f"pull {number}", queue=number % 1000)
+    story.attempts = 0
+    assert story.arrive(1, queue=7) == 1
+    assert story.attempts == 2
+    assert sorted(story.answers) == ["pull 1007", "pull 7"]
+    assert story.arrive(2, queue=7) == 0, "nobody waits there any more"
+
+
+def many(count: int = 2 * ATTEMPTS_AT_ONCE + 50) -> tuple[Story, list[Peer]]:
+    story, peers = Story(held_max=1000), [Peer() for _ in range(count)]
+    for number, peer in enumerate(peers):
+        assert story.hold(f"pull {number}", peer=peer, seconds=10)
+    story.attempts = 0
+    return story, peers
+
+
+def test_many_pulls_of_one_queue_wake_in_several_turns_of_the_loop() -> None:
+    story, peers = many()
+    story.arrive(1)
+    assert (story.attempts, len(story.answers)) == (ATTEMPTS_AT_ONCE, ATTEMPTS_AT_ONCE)
+    left = [number for number in range(len(peers)) if f"pull {number}" not in story.answers]
+    peers[left[0]].end()
+    story.timers.advance(0)
+    assert (story.attempts, len(story.polling)) == (len(peers) - 1, 0)
+    assert len(story.answers) == len(peers) - 1, "nobody looks for one whose connection has closed"
+
+
+def test_many_pulls_that_expire_together_are_answered_in_several_turns_of_the_loop() -> None:
+    story, peers = many()
+    story.timers.now_s += 10 + TICK_SECONDS
+    for answered in (ATTEMPTS_AT_ONCE, 2 * ATTEMPTS_AT_ONCE, len(peers)):
+        (timer,) = story.timers.pending
+        assert timer.when <= story.timers.now_s
+        story.timers.timers.clear()
+        timer.callback()
+        assert (story.attempts, len(story.answers)) == (answered, answered)
+    assert len(story.polling) == 0
+    assert set(story.answers.values()) == {"nothing"}
+    assert story.timers.pending == []
 
 
 def test_with_nothing_held_an_arrival_costs_no_call_and_no_timer() -> None:
@@ -297,17 +359,17 @@ def test_the_mark_may_move_after_any_look(look: int | None) -> None:
         marked = True
         story.polling.on_mark()
 
-    def attempt(final: bool) -> bool:
-        nonlocal looks
-        looks += 1
-        found = marked
-        pull.below_mark = not found
-        if looks == look:
-            move_mark()
-        return found
+    class Pull(HeldPull):
+        def attempt(self, final: bool) -> bool:
+            nonlocal looks
+            looks += 1
+            found = marked
+            self.below_mark = not found
+            if looks == look:
+                move_mark()
+            return found
 
-    pull = HeldPull(Peer(), ("T", 0), 0, None, attempt, lambda: None)
-    assert story.polling.hold(pull, 15)
+    assert story.polling.hold(Pull(Peer(), ("T", 0), 0, None), 15)
     if look is None:
         move_mark()
     story.timers.run_soon()

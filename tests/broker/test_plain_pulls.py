@@ -16,6 +16,7 @@ from commitlog.kernel import native
 from commitlog.kernel.records import Message, encode, stamp
 from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
+from commitlog.queues.queue_files import UNIT
 from haservice.broker.pull.reader import QueueReader
 from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
 from haservice.broker.pull.tag_filter import TagCodes
@@ -38,14 +39,14 @@ class GatheringLog(MemoryLog):
         self.fd = os.memfd_create("log")
         self.gathered = 0
 
-    def gather(self, chosen: Chosen) -> bytes | None:
+    def gather(self, chosen: Chosen, waits: bool = True) -> bytes | None:
         if chosen.end > self.end or any(
             begin < chosen.end and end > chosen.first for begin, end in self.damaged
         ):
             return None
         os.pwrite(self.fd, self.data, 0)
         self.gathered += 1
-        return OSFiles().gather(self.fd, 0, chosen.units)
+        return OSFiles().gather(self.fd, 0, chosen.units, waits)
 
 
 class Shelf:
@@ -115,6 +116,17 @@ def test_a_filter_by_tags_goes_the_short_way(shelf: Shelf) -> None:
     assert list(scan.places.offsets) == [40, 43]
     shelf.reader.load(scan.entries, scan.places)
     assert shelf.log.reads == []
+
+
+def test_who_reads_the_disk_brings_the_next_messages_of_the_queue(shelf: Shelf) -> None:
+    scan = shelf.scan(count=2)
+    assert type(scan.entries) is Chosen
+    assert shelf.reader.load_from_disk(scan) == shelf.reader.load(scan.entries, scan.places)
+    assert scan.entries.next_units == b"".join(UNIT.pack(*entry) for entry in shelf.queue.entries[2:])
+    filtered = shelf.scan(codes=frozenset({1}))
+    assert type(filtered.entries) is Chosen
+    assert len(shelf.reader.load_from_disk(filtered)) == filtered.size_bytes
+    assert filtered.entries.next_units == b"", "a filter would leave out some of them"
 
 
 class Odd(NamedTuple):

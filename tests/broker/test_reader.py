@@ -53,7 +53,7 @@ class MemoryLog:
             raise CorruptRecord(offset, "fenced")
         return bytes(self.data[offset : offset + size])
 
-    def gather(self, chosen: Chosen) -> bytes | None:
+    def gather(self, chosen: Chosen, waits: bool = True) -> bytes | None:
         return None
 
 

@@ -277,8 +277,10 @@ class SimFiles:
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwrite(fd, b"".join(buffers), offset)
 
-    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
-        return gather_each(self.pread, fd, base, units)
+    def gather(
+        self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+    ) -> bytes | None:
+        return gather_each(self.pread, fd, base, units, waits)
 
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)

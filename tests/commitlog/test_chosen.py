@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,13 +94,104 @@ def test_a_disk_that_fails_is_left_to_who_reads_each(tmp_path: Path) -> None:
     assert log.gather(chosen(stored)) == records(log, stored)
 
 
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Iterator[int]:
+    """A file of 2 MiB that is out of memory, and of which Linux reads no more than it is asked for."""
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(1).randbytes(2 << 20))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if native.core is None or in_memory(fd, 0) is not False or not asked_of_the_disk():
+            pytest.skip("asks the native build, on a file system that tells what is in memory and lets it go")
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def in_memory(fd: int, offset: int) -> bool | None:
+    """Whether the page is; None if the file system does not say."""
+    try:
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError as error:
+        return False if error.errno == errno.EAGAIN else None
+
+
+def units_at(*offsets: int) -> bytes:
+    return b"".join(UNIT.pack(offset, SIZE, 0) for offset in offsets)
+
+
+def test_who_does_not_wait_is_told_that_the_disk_has_to_be_read(on_disk: int) -> None:
+    units = units_at(0, 5000, 500_000)
+    with pytest.raises(BlockingIOError) as told:
+        OSFiles().gather(on_disk, 0, units, False)
+    assert told.value.errno == errno.EAGAIN
+    wanted = b"".join(os.pread(on_disk, SIZE, offset) for offset in (0, 5000, 500_000))
+    assert OSFiles().gather(on_disk, 0, units, False) == wanted, "it is in memory now"
+
+
+def asked_of_the_disk() -> int:
+    """How many bytes this thread made the kernel read from disks."""
+    counts = Path("/proc/thread-self/io").read_text()
+    return int(dict(line.split(": ") for line in counts.splitlines())["read_bytes"])
+
+
+@pytest.mark.parametrize(("apart", "count"), [(15_000, 100), (60_000, 30)])
+def test_neighbours_come_from_the_disk_with_what_lies_between(on_disk: int, apart: int, count: int) -> None:
+    offsets = [apart * number for number in range(count)]
+    before = asked_of_the_disk()
+    data = OSFiles().gather(on_disk, 0, units_at(*offsets))
+    asked = asked_of_the_disk() - before
+    assert data == b"".join(os.pread(on_disk, SIZE, offset) for offset in offsets)
+    # What the file system reads for itself counts, too, and is far less than the difference.
+    if apart < 16 * 1024:
+        assert asked >= offsets[-1] + SIZE, "one piece"
+    else:
+        assert asked < offsets[-1] // 2, "too far apart: each for itself"
+
+
+def test_what_will_be_wanted_soon_comes_from_the_disk_with_what_is(on_disk: int) -> None:
+    now, soon = units_at(0, 100_000), units_at(200_000, 300_000)
+    before = asked_of_the_disk()
+    assert len(OSFiles().gather(on_disk, 0, now, True, soon) or b"") == 2 * SIZE
+    pages = {at // 4096 for offset in range(0, 400_000, 100_000) for at in (offset, offset + SIZE - 1)}
+    assert asked_of_the_disk() - before >= len(pages) * 4096
+    before = asked_of_the_disk()
+    OSFiles().gather(on_disk, 0, soon)
+    assert asked_of_the_disk() == before, "they are there, or on their way"
+    for nonsense in (units_at(500_000, 400_000), units_at(-1), UNIT.pack(500_000, 1 << 30, 0), b"x"):
+        assert len(OSFiles().gather(on_disk, 0, now, True, nonsense) or b"") == 2 * SIZE
+    assert asked_of_the_disk() == before
+
+
+def test_one_request_does_not_ask_for_ever_more(tmp_path: Path) -> None:
+    """Whatever the gaps: 32 records of a file ask for 4 MiB at most, and what was not asked for is read, too."""
+    path = tmp_path / "file"
+    size = 12 << 20
+    with path.open("wb") as file:
+        file.truncate(size)
+    offsets = range(0, size - SIZE, 100_000)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = OSFiles().gather(fd, 0, units_at(*offsets))
+    finally:
+        os.close(fd)
+    assert data == bytes(len(offsets) * SIZE)
+
+
 def test_what_a_cut_of_the_log_took_meanwhile_is_not_given(tmp_path: Path) -> None:
     log, stored = a_log(tmp_path)
 
     class Cutting(FailingFiles):
-        def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
+        def gather(
+            self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+        ) -> bytes | None:
             log._cuts += 1
-            return super().gather(fd, base, units)
+            return super().gather(fd, base, units, waits)
 
     for segment in log.segments.items:
         segment._files = Cutting()

@@ -201,7 +201,10 @@ static void fuzz_gather(uint8_t option, const uint8_t *p, size_t n) {
     if (file >= 0) {
         uint8_t *out = malloc(size);
         if (!out || pwrite(file, p, n - (option & 64 ? n / 4 : 0), 0) < 0) exit(3);
-        if (hs_gather(file, base, units, count, out)) {
+        const int waits = !(option & 32);
+        const hs_gather_end end = hs_gather(file, base, units, count, out, waits, units, option & 16 ? count : 0);
+        CHECK(!waits || end == HS_GATHERED || end == HS_NOT_GATHERED);
+        if (end == HS_GATHERED) {
             size_t at = 0;
             for (size_t i = 0; i < count; i++) {
                 const uint8_t *unit = units + i * HS_UNIT_BYTES;

@@ -37,7 +37,7 @@ PLANTED = (
     ("pulls.h", "offset < choice->seen_end || ", ""),
     ("pulls.h", "offset > rules->limit - size || ", ""),
     ("pulls.h", "parts[used].iov_base = between", "parts[used].iov_base = out"),
-    ("pulls.h", "if (got != end - start) return 0;", "if (got < 0) return 0;"),
+    ("pulls.h", "if (got != end - start) return HS_NOT_GATHERED;", "if (got < 0) return HS_NOT_GATHERED;"),
     ("loops.h", "n - at - HS_RECORD_BYTES_MIN + 1);", "n - at);"),
     ("crc32.h", "n >= 16; p += 16", "n >= 15; p += 16"),
 )

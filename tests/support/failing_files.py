@@ -89,8 +89,10 @@ class FailingFiles(OSFiles):
             raise
         super().pwritev(fd, buffers, offset)
 
-    def gather(self, fd: int, base: int, units: bytes) -> bytes | None:
-        return gather_each(self.pread, fd, base, units)
+    def gather(
+        self, fd: int, base: int, units: bytes, waits: bool = True, next_units: bytes = b""
+    ) -> bytes | None:
+        return gather_each(self.pread, fd, base, units, waits)
 
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)

@@ -31,7 +31,8 @@ from haservice.broker.groups.client_config import ClientConfigProcessor
 from haservice.broker.groups.connections import ConnectionsProcessor
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.groups.heartbeat import HeartbeatProcessor, notify_members
+from haservice.broker.groups.heartbeat import HeartbeatProcessor
+from haservice.broker.groups.notices import Notices, Timers
 from haservice.broker.groups.offsets import OffsetsProcessor
 from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.subscription_groups import Groups
@@ -167,6 +168,7 @@ class ReadingBroker:
         memory_bytes: int = FOREVER,
         held_max: int = 1000,
         readable_end: Callable[[], int] | None = None,
+        notice_timers: Timers | None = None,
         **config: Any,
     ) -> None:
         self.config = BrokerConfig(
@@ -188,9 +190,10 @@ class ReadingBroker:
         self.groups.load()
         self.filters = ConsumerFilters(PersistedFile(root / "config" / "consumerFilter.json"))
         self.filters.load()
-        self.clients = ClientTable(
-            notify_members(self.groups, enabled=self.config.notify_consumer_ids_changed_enable), self.filters
+        self.notices = Notices(
+            self.groups, enabled=self.config.notify_consumer_ids_changed_enable, timers=notice_timers
         )
+        self.clients = ClientTable(self.notices.changed, self.filters)
         self.offsets = ConsumerOffsets(PersistedFile(root / "config" / "consumerOffset.json"))
         self.polling = LongPolling(held_max)
         self.stats = Stats()

@@ -2,6 +2,7 @@
    Python in here, and no state.  The reference (haservice.broker.pull.reader) judges all that is not ordinary. */
 #pragma once
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include "entries.h"
@@ -98,13 +99,60 @@ static inline size_t hs_units_bytes(const uint8_t *units, size_t count, int64_t 
 /* Two records that are closer than this are read with one call: copying the gap costs less than a second call. */
 #define HS_GAP_BYTES_MAX 1024
 #define HS_PARTS_MAX 64
+/* Two records that are closer than this come from the disk as one piece, with what lies between: four pages more cost
+   the processor as much as one access more. */
+#define HS_JOIN_BYTES_MAX (16 << 10)
+/* So much is asked of the disk at once, in pieces of which Linux drops no part, with whatever settings it has. */
+#define HS_AHEAD_BYTES_MAX (4 << 20)
+#define HS_AHEAD_PIECE_BYTES (512 << 10)
 
-/* Reads the records of these entries into `out`, which has room for their hs_units_bytes(); those must not be 0.  The
-   file's first byte is at `base` in the log.  Returns 1 if everything was read, 0 for any failure. */
-static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out) {
+/* Makes the kernel read the records of these entries, which rise, and does not wait for them; returns where the last
+   one ends for which that was asked.  The file's first byte is `base` in the log. */
+static inline int64_t hs_read_ahead(int fd, int64_t base, const uint8_t *units, size_t count) {
+    int64_t asked = 0, end = base;
+    for (size_t i = 0; i < count;) {
+        const int64_t start = hs_unit_offset(units + i * HS_UNIT_BYTES);
+        if (asked >= HS_AHEAD_BYTES_MAX) break;
+        end = start;
+        for (; i < count; i++) {
+            const int64_t offset = hs_unit_offset(units + i * HS_UNIT_BYTES);
+            if (offset - end > HS_JOIN_BYTES_MAX || (end > start && asked + end - start > HS_AHEAD_BYTES_MAX)) break;
+            end = offset + hs_unit_size(units + i * HS_UNIT_BYTES);
+        }
+        int64_t at = start - base, left = end - start < HS_AHEAD_BYTES_MAX ? end - start : HS_AHEAD_BYTES_MAX;
+        for (; left > 0; at += HS_AHEAD_PIECE_BYTES, left -= HS_AHEAD_PIECE_BYTES) {
+            const int64_t some = left < HS_AHEAD_PIECE_BYTES ? left : HS_AHEAD_PIECE_BYTES;
+            (void)posix_fadvise(fd, at, some, POSIX_FADV_WILLNEED); /* whoever reads it hears what is wrong */
+        }
+        asked += end - start;
+    }
+    return end;
+}
+
+typedef enum {
+    HS_GATHERED,
+    HS_NOT_GATHERED,    /* not all of it was there: what it was is not said */
+    HS_NOT_IN_MEMORY,   /* without `waits`: the disk would have to be read */
+    HS_MEMORY_UNKNOWN,  /* without `waits`: this file system does not say whether it would */
+} hs_gather_end;
+
+static inline ssize_t hs_preadv(int fd, const struct iovec *parts, int used, int64_t at, int flags) {
+    ssize_t got;
+    do got = preadv2(fd, parts, used, at, flags);
+    while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Reads the records of these entries into `out`, which has room for the hs_units_bytes() of them, not 0; the file's
+   first byte is `base` in the log.  If it `waits`, it may read the disk: it asks for all of them before the first, and
+   then for those of the `next_count` entries in `next`, which will be wanted soon. */
+static inline hs_gather_end hs_gather(int fd, int64_t base, const uint8_t *units, size_t count, uint8_t *out,
+                                      int waits, const uint8_t *next, size_t next_count) {
     uint8_t between[HS_GAP_BYTES_MAX];
     struct iovec parts[HS_PARTS_MAX];
+    int64_t asked = base; /* what ends here or before is in memory, or on its way */
     for (size_t i = 0; i < count;) {
+        const size_t first = i;
         const int64_t start = hs_unit_offset(units + i * HS_UNIT_BYTES);
         int64_t end = start;
         int used = 0;
@@ -118,12 +166,18 @@ static inline int hs_gather(int fd, int64_t base, const uint8_t *units, size_t c
             else parts[used].iov_base = out, parts[used++].iov_len = size;
             out += size, end = offset + (int64_t)size;
         }
-        ssize_t got;
-        do got = preadv(fd, parts, used, start - base);
-        while (got < 0 && errno == EINTR);
-        if (got != end - start) return 0;
+        ssize_t got = -1;
+        if (end > asked) {
+            got = hs_preadv(fd, parts, used, start - base, RWF_NOWAIT);
+            if (got == end - start) continue;
+            if (!waits) return got < 0 && errno != EAGAIN ? HS_MEMORY_UNKNOWN : HS_NOT_IN_MEMORY;
+            asked = hs_read_ahead(fd, base, units + first * HS_UNIT_BYTES, count - first);
+            if (next_count) hs_read_ahead(fd, base, next, next_count), next_count = 0;
+        }
+        got = hs_preadv(fd, parts, used, start - base, 0);
+        if (got != end - start) return HS_NOT_GATHERED;
     }
-    return 1;
+    return HS_GATHERED;
 }
 
 /* As hs_sound(), for records that lie one behind the other in `p`, in the order of their entries. */

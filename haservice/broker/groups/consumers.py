@@ -4,6 +4,9 @@ A client is known by its heartbeats.  It leaves when it says so, when its connec
 without a heartbeat.  When a group's members or their subscriptions change, the broker tells all its members,
 so that they share out the queues anew (RocketMQ's request 40).
 
+Nearly every heartbeat says what the one before it said.  It is recognised by its digest, and then only sets
+the time: `repeat`.  It says nothing new as long as nobody else has changed what its groups agreed on.
+
 The loop's thread only; no lock.
 """
 
@@ -16,7 +19,12 @@ from typing import Any, Protocol
 
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.tag_filter import ALL, TAG, ExpressionFault, TagCodes, tag_codes
-from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
+from haservice.remoting.bodies.clients import (
+    ConsumerData,
+    ConsumerIdList,
+    HeartbeatData,
+    SubscriptionData,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +66,12 @@ class Subscription:
     data: SubscriptionData | None = field(default=None, compare=False)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ConsumerGroup:
-    """The members of a group that are online, and what they agreed on (the last heartbeat wins)."""
+    """The members of a group that are online, and what they agreed on (the last heartbeat wins).
+
+    `agreements` counts the changes of what they agreed on.
+    """
 
     name: str
     consume_type: str = ""
@@ -68,6 +79,8 @@ class ConsumerGroup:
     consume_from_where: str = ""
     members: dict[Peer, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    agreements: int = 0
+    _listed: bytes = b""
 
     @property
     def is_broadcasting(self) -> bool:
@@ -76,21 +89,64 @@ class ConsumerGroup:
     def client_ids(self) -> list[str]:
         return list(dict.fromkeys(client.client_id for client in self.members.values()))
 
+    def id_list(self) -> bytes:
+        """The answer to request 38: made once for all members that ask, until the members change."""
+        if not self._listed:
+            self._listed = ConsumerIdList(self.client_ids()).encode()
+        return self._listed
+
+    def put(self, connection: Peer, client: Client) -> bool:
+        """Takes a member, or what it says of itself now; True if the client ids are others than before."""
+        known = self.members.get(connection)
+        self.members[connection] = client
+        if known is not None and known.client_id == client.client_id:
+            return False
+        self._listed = b""
+        return True
+
+    def pop(self, connection: Peer) -> bool:
+        """Drops a member; False if it was none."""
+        self._listed = b""
+        return self.members.pop(connection, None) is not None
+
+    def agree(self, data: ConsumerData) -> bool:
+        """Makes what one member says the whole group's; True if its topics are others than before."""
+        said = data.consume_type, data.message_model, data.consume_from_where
+        if said != (self.consume_type, self.message_model, self.consume_from_where):
+            self.consume_type, self.message_model, self.consume_from_where = said
+            self.agreements += 1
+        changed = _subscribe(self, data.subscription_data_set)
+        self.agreements += changed
+        return changed
+
+
+@dataclass(slots=True)
+class _Connected:
+    """A connection with heartbeats: the groups it belongs to, and what its last heartbeat was."""
+
+    producing: set[str] = field(default_factory=set)
+    consuming: set[str] = field(default_factory=set)
+    digest: object = None
+    """Of the last heartbeat; None if it has to be read again."""
+    clients: tuple[Client, ...] = ()
+    agreed: tuple[tuple[ConsumerGroup, int], ...] = ()
+    """The consumer groups it named, and their `agreements` after it."""
+
 
 class ClientTable:
-    """Groups by name.  Calls `on_change(group, members)` when a consumer group changes."""
+    """Groups by name.  Calls `on_change(group)` when a consumer group that has members changes."""
 
     def __init__(
-        self, on_change: Callable[[str, list[Peer]], None], filters: ConsumerFilters | None = None
+        self, on_change: Callable[[ConsumerGroup], None], filters: ConsumerFilters | None = None
     ) -> None:
         self._on_change = on_change
         self._filters = filters
         self.producers: dict[str, dict[Peer, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
-        # Every connection with a heartbeat, with the groups it belongs to.
-        self._groups_of: dict[Peer, tuple[set[str], set[str]]] = {}
         # Topic → groups that subscribe it, made when asked for; None when a subscription has changed since.
         self._by_topic: dict[str, list[str]] | None = None
+        # Every connection with a heartbeat.
+        self._connected: dict[Peer, _Connected] = {}
 
     def group(self, name: str) -> ConsumerGroup | None:
         return self.consumers.get(name)
@@ -102,7 +158,8 @@ class ClientTable:
 
     def memberships(self, connection: Peer) -> int:
         """How many groups, of both kinds, `connection` has named and not left."""
-        return sum(map(len, self._groups_of.get(connection, ())))
+        seen = self._connected.get(connection)
+        return 0 if seen is None else len(seen.producing) + len(seen.consuming)
 
     def subscribers(self, topic: str) -> list[str]:
         """The groups that are online and subscribe `topic`."""
@@ -118,36 +175,64 @@ class ClientTable:
         return self._by_topic
 
     def heartbeat(
-        self, connection: Peer, data: HeartbeatData, now_s: float, language: str = "OTHER", version: int = 0
+        self,
+        connection: Peer,
+        data: HeartbeatData,
+        now_s: float,
+        language: str = "OTHER",
+        version: int = 0,
+        digest: object = None,
     ) -> None:
-        """Takes one heartbeat; several clients may share a connection's groups, and the last one wins."""
-        producing, consuming = self._watch(connection)
+        """Takes one heartbeat; several clients may share a connection's groups, and the last one wins.
+
+        `digest`: what repeat() will recognise it by.
+        """
+        seen = self._watch(connection)
+        clients = []
+        groups = []
         for producer in data.producer_data_set:
-            members = self.producers.setdefault(producer.group_name, {})
-            members[connection] = Client(data.client_id, language, version, now_s)
-            producing.add(producer.group_name)
+            client = Client(data.client_id, language, version, now_s)
+            clients.append(client)
+            self.producers.setdefault(producer.group_name, {})[connection] = client
+            seen.producing.add(producer.group_name)
         for consumer in data.consumer_data_set:
             client = Client(data.client_id, language, version, now_s)
-            consuming.add(consumer.group_name)
-            self._consumer_heard(connection, client, consumer)
+            clients.append(client)
+            seen.consuming.add(consumer.group_name)
+            groups.append(self._consumer_heard(connection, client, consumer))
+        seen.digest, seen.clients = digest, tuple(clients)
+        seen.agreed = tuple((group, group.agreements) for group in groups)
 
-    def _consumer_heard(self, connection: Peer, client: Client, data: ConsumerData) -> None:
+    def repeat(self, connection: Peer, digest: object, now_s: float, is_made: Callable[[str], bool]) -> bool:
+        """Takes a heartbeat that says what the last one of `connection` said; False if it has to be read.
+
+        `is_made(group)`: whether a heartbeat that names this consumer group makes nothing.
+        """
+        seen = self._connected.get(connection)
+        if seen is None or seen.digest != digest:
+            return False
+        for group, agreements in seen.agreed:
+            if group.agreements != agreements or not is_made(group.name):
+                return False
+        for client in seen.clients:
+            client.last_heard_s = now_s
+        return True
+
+    def _consumer_heard(self, connection: Peer, client: Client, data: ConsumerData) -> ConsumerGroup:
         group = self.consumers.get(data.group_name)
         if group is None:
             group = self.consumers[data.group_name] = ConsumerGroup(data.group_name)
-        group.consume_type = data.consume_type
-        group.message_model = data.message_model
-        group.consume_from_where = data.consume_from_where
-        known = group.members.get(connection)
-        group.members[connection] = client
-        changed = known is None or known.client_id != client.client_id
-        if _subscribe(group, data.subscription_data_set):
+        changed = group.put(connection, client)
+        if group.agree(data):
             changed = True
             self._by_topic = None
         if changed:
-            self._on_change(group.name, list(group.members))
+            self._on_change(group)
         if self._filters is not None:
+            before = self._filters.changes
             self._filters.register(group.name, data.subscription_data_set)
+            group.agreements += self._filters.changes != before
+        return group
 
     def unregister(self, connection: Peer, producer_group: str | None, consumer_group: str | None) -> None:
         """A client leaves these groups; unknown groups are no error."""
@@ -158,13 +243,12 @@ class ClientTable:
 
     def connection_closed(self, connection: Peer) -> None:
         """Everybody on `connection` has left."""
-        groups = self._groups_of.pop(connection, None)
-        if groups is None:
+        seen = self._connected.pop(connection, None)
+        if seen is None:
             return
-        producing, consuming = groups
-        for name in list(producing):
+        for name in seen.producing:
             self._leave_producers(connection, name)
-        for name in list(consuming):
+        for name in seen.consuming:
             self._leave_consumers(connection, name)
 
     def expire(self, now_s: float) -> int:
@@ -174,7 +258,8 @@ class ClientTable:
         """
         oldest = now_s - EXPIRE_SECONDS
         ended = 0
-        for connection, (producing, consuming) in list(self._groups_of.items()):
+        for connection, seen in list(self._connected.items()):
+            producing, consuming = seen.producing, seen.consuming
             producers = [name for name in producing if self.producers[name][connection].last_heard_s < oldest]
             consumers = [
                 name for name in consuming if self.consumers[name].members[connection].last_heard_s < oldest
@@ -189,25 +274,29 @@ class ClientTable:
                 connection.close(f"no heartbeat for {EXPIRE_SECONDS:g} s")
         return ended
 
-    def _watch(self, connection: Peer) -> tuple[set[str], set[str]]:
-        groups = self._groups_of.get(connection)
-        if groups is None:
-            groups = self._groups_of[connection] = (set(), set())
-            connection.on_close.append(lambda *_: self.connection_closed(connection))
-        return groups
+    def _watch(self, connection: Peer) -> _Connected:
+        seen = self._connected.get(connection)
+        if seen is None:
+            seen = self._connected[connection] = _Connected()
+            connection.on_close.append(self.connection_closed)
+        return seen
 
     def _leave_producers(self, connection: Peer, name: str) -> None:
         members = self.producers.get(name)
         if members is not None and members.pop(connection, None) is not None and not members:
             del self.producers[name]
-        if connection in self._groups_of:
-            self._groups_of[connection][0].discard(name)
+        seen = self._connected.get(connection)
+        if seen is not None:
+            seen.digest = None
+            seen.producing.discard(name)
 
     def _leave_consumers(self, connection: Peer, name: str) -> None:
-        if connection in self._groups_of:
-            self._groups_of[connection][1].discard(name)
+        seen = self._connected.get(connection)
+        if seen is not None:
+            seen.digest = None
+            seen.consuming.discard(name)
         group = self.consumers.get(name)
-        if group is None or group.members.pop(connection, None) is None:
+        if group is None or not group.pop(connection):
             return
         if not group.members:
             del self.consumers[name]
@@ -215,7 +304,7 @@ class ClientTable:
             if self._filters is not None:
                 self._filters.unregister(name)
         else:
-            self._on_change(name, list(group.members))
+            self._on_change(group)
 
 
 def _subscribe(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool:

@@ -1,37 +1,27 @@
-"""Membership: heartbeats, leaving, who is in a group, and telling a group that it has changed.
+"""Membership: heartbeats, leaving, and who is in a group; notices.py tells a group that it has changed.
 
 34 HEART_BEAT                    a client's producers, consumers and their subscriptions
 35 UNREGISTER_CLIENT             it leaves one group of each kind
 38 GET_CONSUMER_LIST_BY_GROUP    client ids, by which the clients share out the queues
-40 NOTIFY_CONSUMER_IDS_CHANGED   from us to clients, oneway
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 
-from haservice.broker.groups.consumers import ClientTable, Peer
+from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.metadata.topics import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
 from haservice.broker.send.retries import retry_topic
 from haservice.errors import RequestError
-from haservice.remoting.bodies.clients import (
-    ConsumerData,
-    ConsumerIdList,
-    HeartbeatData,
-)
+from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
-from haservice.remoting.headers.clients import (
-    ConsumerGroupHeader,
-    UnregisterClientHeader,
-)
-
-logger = logging.getLogger(__name__)
+from haservice.remoting.headers.clients import ConsumerGroupHeader, UnregisterClientHeader
 
 # More than any real client names at once.
 GROUPS_MAX = 1024
@@ -66,6 +56,19 @@ class HeartbeatProcessor:
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        digest = hashlib.blake2b(command.body, digest_size=16).digest(), command.language, command.version
+        if self._clients.repeat(connection, digest, self._clock_s(), self._is_made):
+            return command.answer()
+        data = self._checked(connection, command)
+        for consumer in data.consumer_data_set:
+            self._make_group(consumer)
+        self._clients.heartbeat(
+            connection, data, self._clock_s(), _language_name(command.language), command.version, digest
+        )
+        return command.answer()
+
+    def _checked(self, connection: Connection, command: RemotingCommand) -> HeartbeatData:
+        """What the heartbeat says; raises RequestError if that is too much, or cannot be read."""
         try:
             data = HeartbeatData.decode(command.body)
         except ValueError as error:
@@ -97,11 +100,16 @@ class HeartbeatProcessor:
                     f"group {consumer.group_name} subscribes {wanted} topics,"
                     f" at most {SUBSCRIPTIONS_MAX} are kept",
                 )
-            self._make_group(consumer)
-        self._clients.heartbeat(
-            connection, data, self._clock_s(), _language_name(command.language), command.version
+        return data
+
+    def _is_made(self, name: str) -> bool:
+        """Whether the group is there with its retry topic, so that _make_group() has nothing to do."""
+        if self._groups.get(name) is None:
+            return False
+        topic = retry_topic(name)
+        return (
+            not self._creates_topics or self._topics.get(topic) is not None or name_fault(topic) is not None
         )
-        return command.answer()
 
     def _make_group(self, consumer: ConsumerData) -> None:
         """Makes the group, if allowed, and its `%RETRY%group`, which consumers subscribe by themselves.
@@ -126,10 +134,10 @@ class HeartbeatProcessor:
 
     def consumer_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         name = ConsumerGroupHeader.decode(command.ext).consumer_group
-        client_ids = self._clients.consumer_ids(name)
-        if not client_ids:
+        group = self._clients.group(name)
+        if group is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
-        return command.answer(body=ConsumerIdList(client_ids).encode())
+        return command.answer(body=group.id_list())
 
 
 def _language_name(language: int) -> str:
@@ -138,20 +146,3 @@ def _language_name(language: int) -> str:
         return LanguageCode(language).name
     except ValueError:
         return LanguageCode.OTHER.name
-
-
-def notify_members(groups: Groups, *, enabled: bool = True) -> Callable[[str, Iterable[Peer]], None]:
-    """For ClientTable to call on a change: tells every member, unless its group or `enabled` forbids it."""
-
-    def notify(name: str, members: Iterable[Peer]) -> None:
-        group = groups.get(name)
-        if not enabled or (group is not None and not group.notify_consumer_ids_changed_enable):
-            return
-        for member in members:
-            if isinstance(member, Connection):
-                ext = ConsumerGroupHeader(name).encode()
-                member.send(
-                    RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, oneway=True)
-                )
-
-    return notify

@@ -66,6 +66,8 @@ class ConsumerFilters:
         self._lock = threading.Lock()
         self._groups: dict[str, dict[str, ConsumerFilter]] = {}
         self._count = 0
+        self.changes = 0
+        """How often any filter was made, changed or dropped."""
 
     def find(self, topic: str, group: str) -> ConsumerFilter | None:
         filters = self._groups.get(group)
@@ -116,12 +118,14 @@ class ConsumerFilters:
             filters = self._groups.setdefault(one.group, {})
             self._count += one.topic not in filters
             filters[one.topic] = one
+            self.changes += 1
 
     def _drop(self, group: str, topic: str) -> None:
         with self._lock:
             filters = self._groups.get(group)
             if filters is not None and filters.pop(topic, None) is not None:
                 self._count -= 1
+                self.changes += 1
                 if not filters:
                     del self._groups[group]
 

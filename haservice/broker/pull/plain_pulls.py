@@ -96,11 +96,14 @@ def plain_scan(
     return None
 
 
-def plain_load(log: Log, entries: Sequence[Entry], places: Places | None) -> bytes | None:
-    """As QueueReader.load(), for what plain_scan() chose."""
+def plain_load(log: Log, entries: Sequence[Entry], places: Places | None, waits: bool = True) -> bytes | None:
+    """As QueueReader.load(), for what plain_scan() chose.
+
+    If it does not wait, raises BlockingIOError as the log's gather() does.
+    """
     if type(entries) is not Chosen or native.core is None:
         return None
-    data = log.gather(entries)
+    data = log.gather(entries, waits)
     return data if data is not None and are_sound(data, entries, places) else None
 
 

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from commitlog.errors import BadEntry, CommitLogError
 from haservice.broker.dispatch_barrier import DispatchBarrier
@@ -40,7 +41,7 @@ from haservice.broker.pull.decision import (
     decide,
     suggested,
 )
-from haservice.broker.pull.long_polling import HeldPull, LongPolling
+from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
 from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
 from haservice.broker.pull.reader import WARN_AGAIN_S, QueueReader, Selector
@@ -173,22 +174,22 @@ class PullProcessor:
     # Looking
 
     def _look(self, pull: _Pull, count: int | None = None) -> Look:
-        """Looks at the index, and reads the messages unless they are cold."""
+        """Looks at the index, and reads the messages unless they have to come from the disk."""
         header = pull.header
         topic, queue_id = header.topic, header.queue_id
         count = header.max_msg_nums if count is None else count
         scan = self._reader.scan(topic, queue_id, header.queue_offset, count, pull.codes)
-        if scan.entries and not scan.cold:
-            return self._load(scan)
+        if scan.entries:
+            return self._load(scan, here=True)
         if scan.impossible >= 0:
             number, why = scan.impossible, "the queue has no place of the log there"
             return Look(scan, error=BadEntry(number, why, topic, queue_id, number))
         return Look(scan)
 
-    def _load(self, scan: Scan) -> Look:
+    def _load(self, scan: Scan, here: bool = False) -> Look:
         begun_s = time.perf_counter()
         try:
-            body = self._reader.load(scan.entries, scan.places)
+            body = self._reader.load_here(scan) if here else self._reader.load_from_disk(scan)
         except CommitLogError as error:
             return Look(scan, error=error)
         return Look(scan, body, time.perf_counter() - begun_s)
@@ -291,26 +292,17 @@ class PullProcessor:
             seconds = header.suspend_timeout_millis / 1000
         else:
             seconds = self._config.short_polling_ms / 1000
-
-        def attempt(final: bool) -> bool:
-            return self._attempt(held, pull, future, final)
-
-        def refuse() -> None:
-            if not future.done():
-                future.set_result(pull.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, STOPPING))
-
         key = (header.topic, header.queue_id)
-        held = HeldPull(pull.connection, key, decision.wanted, pull.codes, attempt, refuse)
+        held = _Held(self, pull, future, key, decision.wanted)
         held.below_mark = decision.below_mark
         # A pull may be held for long: it keeps none of the bytes that came with it.
         pull.command.ext = {}
         pull.command.body = b""
         return future if self._long_polling.hold(held, seconds) else None
 
-    def _attempt(
-        self, held: HeldPull, first: _Pull, future: asyncio.Future[RemotingCommand], final: bool
-    ) -> bool:
-        """Runs a held pull again; True if `future` has its answer, or will get it."""
+    def attempt(self, held: _Held, final: bool) -> bool:
+        """Runs a held pull again; True if its future has its answer, or will get it."""
+        first, future = held.pull, held.future
         if future.done():
             return True
         command, header = first.command, first.header
@@ -335,8 +327,34 @@ class PullProcessor:
         if isinstance(answer, RemotingCommand):
             future.set_result(answer)
         else:
-            asyncio.ensure_future(answer).add_done_callback(lambda done: _pass_on(done, future))
+            asyncio.ensure_future(answer).add_done_callback(partial(_pass_on, future))
         return True
+
+
+class _Held(HeldPull):
+    """A pull that `processor` holds; `future` gets its answer."""
+
+    __slots__ = ("future", "processor", "pull")
+
+    def __init__(
+        self,
+        processor: PullProcessor,
+        pull: _Pull,
+        future: asyncio.Future[RemotingCommand],
+        key: QueueKey,
+        wanted: int,
+    ) -> None:
+        super().__init__(pull.connection, key, wanted, pull.codes)
+        self.processor = processor
+        self.pull = pull
+        self.future = future
+
+    def attempt(self, final: bool) -> bool:
+        return self.processor.attempt(self, final)
+
+    def refuse(self) -> None:
+        if not self.future.done():
+            self.future.set_result(self.pull.command.answer(ResponseCode.SERVICE_NOT_AVAILABLE, STOPPING))
 
 
 def keeps_offset(config: BrokerConfig) -> bool:
@@ -348,7 +366,7 @@ def _rules_of(config: BrokerConfig) -> Rules:
     return Rules(config.slave_read_enable, keeps_offset(config))
 
 
-def _pass_on(done: asyncio.Future[RemotingCommand], future: asyncio.Future[RemotingCommand]) -> None:
+def _pass_on(future: asyncio.Future[RemotingCommand], done: asyncio.Future[RemotingCommand]) -> None:
     if future.done():
         return
     if done.cancelled():

@@ -15,6 +15,7 @@ machine's memory.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ from commitlog.errors import BadEntry, CorruptRecord, OffsetNotFound
 from commitlog.kernel.entries import Places
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from commitlog.kernel.records import parse_head
+from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
 from haservice.broker.pull.plain_pulls import plain_load, plain_scan
 from haservice.broker.pull.scan import (
@@ -42,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 # How often one kind of damage is reported at most.
 WARN_AGAIN_S = 10.0
+
+# So many messages behind those of a pull are brought with them from the disk: what two to eight pulls take.
+NEXT_ENTRIES = 64
 
 # Two messages closer than this are read in one go: to copy 4 KiB costs less than one more call.
 GAP_BYTES_MAX = 4096
@@ -196,6 +201,32 @@ class QueueReader:
         # The index has a hole here, or retention was quicker: go on in the next index file.
         corrected = offset - offset % self._file_entries + self._file_entries
         return self._outside(PullStatus.OFFSET_FOUND_NULL, offset, corrected, low, high)
+
+    def load_here(self, scan: Scan) -> bytes | None:
+        """As load(), on the loop; None if a work thread has to do it, because the disk has to be read.
+
+        Where nobody can say whether it has to be, where the messages lie decides.  Raises what load() does.
+        """
+        try:
+            plain = plain_load(self._log, scan.entries, scan.places, False)
+        except BlockingIOError as error:
+            if error.errno == errno.EAGAIN:
+                return None
+        else:
+            if plain is not None:
+                return plain
+        return None if scan.cold else self.load(scan.entries, scan.places)
+
+    def load_from_disk(self, scan: Scan) -> bytes:
+        """As load(), in a work thread; brings what the next pulls will want from the disk, too."""
+        chosen, places = scan.entries, scan.places
+        if type(chosen) is Chosen and places is not None:
+            offsets = places.offsets
+            queue = self._find_queue(places.topic, places.queue_id)
+            # If a filter left some out, it would leave out some of the next, too.
+            if queue is not None and offsets[-1] - offsets[0] == len(offsets) - 1:
+                chosen.next_units = queue.read_units(offsets[-1] + 1, NEXT_ENTRIES)
+        return self.load(chosen, places)
 
     def load(self, entries: Sequence[Entry], places: Places | None = None) -> bytes:
         """The records of `entries`, one after the other; `places` checks that each belongs there.

@@ -55,6 +55,12 @@ def spent(*pids: int) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
+def spent_ns(pid: int) -> int:
+    """As spent(), but exact: the other one counts in hundredths of a second."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+
 def memory_mb(pid: int) -> float:
     """What the process itself holds: its share of resident memory, pages of files aside."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
