@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -131,14 +131,19 @@ class ScratchPair:
     """Nameserver, master and slave under `root`.  `settings` go into both brokers' properties files."""
 
     def __init__(
-        self, root: Path, role: str = "SYNC_MASTER", settings: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        role: str = "SYNC_MASTER",
+        settings: Mapping[str, str] | None = None,
+        brokers: Sequence[str] = BROKERS,
     ) -> None:
+        """`brokers` are the names of stores and ports; `start_broker` starts further ones than the pair's."""
         self.root = root
         self.role = role
         self._settings = dict(settings or {})
-        first = free_port_block(1 + len(BROKERS) * BROKER_PORTS)
+        first = free_port_block(1 + len(brokers) * BROKER_PORTS)
         self.namesrv_addr = f"127.0.0.1:{first}"
-        self._ports = {name: first + 3 + at * BROKER_PORTS for at, name in enumerate(BROKERS)}
+        self._ports = {name: first + 3 + at * BROKER_PORTS for at, name in enumerate(brokers)}
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> Self:
@@ -158,11 +163,11 @@ class ScratchPair:
         return self.addr("broker-a-s")
 
     def addr(self, name: str) -> str:
-        """Where clients reach the broker of that name in BROKERS."""
+        """Where clients reach the broker of that name."""
         return f"127.0.0.1:{self._ports[name]}"
 
     def store(self, name: str) -> Path:
-        """The store directory of one of BROKERS."""
+        """The store directory of one of the brokers."""
         return self.root / name
 
     def ha_port(self, name: str = "broker-a") -> int:

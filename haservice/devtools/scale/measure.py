@@ -19,7 +19,7 @@ class Watch:
     """Measures a block: CPU of processes, wall time, and the worst send that a Sender made meanwhile."""
 
     def __init__(self, *pids: int, sender: Sender | None = None) -> None:
-        self._processes = [psutil.Process(pid) for pid in pids]
+        self._pids = pids
         self._sender = sender
         self.cpu_s = 0.0
         self.seconds = 0.0
@@ -47,7 +47,12 @@ class Watch:
         return Point(size, **{**measured, **other})
 
     def _cpu(self) -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
+        return spent(*self._pids)
+
+
+def spent(*pids: int) -> float:
+    """CPU seconds of these processes since they started, user and kernel."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def memory_mb(pid: int) -> float:

@@ -85,15 +85,17 @@ class Sender:
         return Sends(*json.loads(line))
 
 
-def send_command(topic: str, body: bytes, properties: str = "", *, queue_id: int = 0) -> RemotingCommand:
-    """A plain send; the broker makes the topic with its first message."""
+def send_command(
+    topic: str, body: bytes, properties: str = "", *, queue_id: int = 0, sys_flag: int = 0
+) -> RemotingCommand:
+    """A send; the broker makes the topic with its first message."""
     header = SendMessageHeader(
         producer_group="bench",
         topic=topic,
         default_topic="TBW102",
         default_topic_queue_nums=4,
         queue_id=queue_id,
-        sys_flag=0,
+        sys_flag=sys_flag,
         born_timestamp_ms=time.time_ns() // 1_000_000,
         flag=0,
         properties=properties,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from haservice.devtools.pair import ScratchPair
+from haservice.devtools.pair import BROKERS, ScratchPair
 from haservice.terminal.output import echo_line
 
 
@@ -37,7 +37,9 @@ class Stage:
             shutil.rmtree(root)
 
     @contextmanager
-    def pair(self, role: str = "ASYNC_MASTER", **settings: str) -> Iterator[ScratchPair]:
+    def pair(
+        self, role: str = "ASYNC_MASTER", brokers: Sequence[str] = BROKERS, **settings: str
+    ) -> Iterator[ScratchPair]:
         """A pair that is not started yet; `settings` go into the properties of its brokers."""
-        with self.scratch() as root, ScratchPair(root, role, settings) as pair:
+        with self.scratch() as root, ScratchPair(root, role, settings, brokers) as pair:
             yield pair
