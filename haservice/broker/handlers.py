@@ -56,8 +56,9 @@ from haservice.broker.send.reply import ReplyProcessor
 from haservice.broker.send.send_back import SendBackProcessor
 from haservice.broker.stats.counters import Stats
 from haservice.broker.transactions.check import TransactionCheck, load_ends
-from haservice.broker.transactions.half_messages import Ends, Rules
+from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
+from haservice.broker.transactions.walk import Rules
 from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import (
     FILTERS,

@@ -17,7 +17,8 @@ from haservice.broker.delay.redirect import CHECK_TIMES
 from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.node import BrokerNode
 from haservice.broker.transactions.check import Question, TransactionCheck
-from haservice.broker.transactions.half_messages import GROUP, Ends, Rules
+from haservice.broker.transactions.half_messages import GROUP, Ends
+from haservice.broker.transactions.walk import Limits, Rules
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -49,6 +50,11 @@ def check(node: BrokerNode) -> None:
     assert node.transaction_check.round(threading.Event()) is False
     node.store.log.flush()
     node.transaction_check.settle()
+
+
+def write_again(node: BrokerNode) -> None:
+    """From the first round on, each open message is written again, as if there were no room for any in place."""
+    node.transaction_check._limits = Limits(open_max=0)
 
 
 def bodies(node: BrokerNode, topic: str = "T", queue_id: int = 1) -> list[bytes]:
@@ -213,6 +219,23 @@ def test_the_producer_is_asked_and_its_answer_carried_out(start: Starter) -> Non
         assert header.offset_msg_id == message.message_id
         properties = decode_properties(message.properties)
         assert (properties["KEYS"], properties[CHECK_TIMES]) == ("k", "1")
+        assert (message.queue_offset, message.physical_offset) == place_of(header) == half
+        assert peer.end(half, COMMIT, from_transaction_check=True).code == 0
+        for _ in range(3):
+            check(node)
+        assert peer.asked == []
+    assert bodies(node) == [b"b"]
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 1
+    assert node.offsets.query(GROUP, OP_HALF_TOPIC, 0) == 1
+
+
+def test_what_is_written_again_is_asked_about_where_it_is_then(start: Starter) -> None:
+    node = start()
+    write_again(node)
+    with TransactionPeer(node) as peer:
+        half = peer.send_half(body=b"b")
+        check(node)
+        header, message = peer.question()
         copy = place_of(header)
         assert (message.queue_offset, message.physical_offset) == copy
         assert copy != half
@@ -223,6 +246,21 @@ def test_the_producer_is_asked_and_its_answer_carried_out(start: Starter) -> Non
     assert bodies(node) == [b"b"]
     assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 2
     assert node.offsets.query(GROUP, OP_HALF_TOPIC, 0) == 1
+
+
+def test_a_round_writes_nothing_for_what_stays_open(start: Starter) -> None:
+    node = start()
+    with TransactionPeer(node) as peer:
+        for number in range(30):
+            peer.send_half(body=b"%d" % number)
+        check(node)
+        end = node.store.log.end
+        for asked_before in (1, 2):
+            check(node)
+            assert node.store.log.end == end
+            assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 0, "whoever goes on begins with the oldest"
+            times = [decode_properties(peer.question()[1].properties)[CHECK_TIMES] for _ in range(30)]
+            assert times == [str(asked_before)] * 30
 
 
 def test_a_young_message_is_not_asked_about(start: Starter) -> None:
@@ -254,6 +292,7 @@ def test_the_first_commit_still_counts_after_a_question(start: Starter) -> None:
 def test_a_commit_under_immunity_counts_for_the_copy(start: Starter) -> None:
     """RocketMQ forgets it, asks once the immunity is over, and delivers a second time."""
     node = start()
+    write_again(node)
     with TransactionPeer(node) as peer:
         half = peer.send_half(CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
         check(node)
@@ -261,6 +300,7 @@ def test_a_commit_under_immunity_counts_for_the_copy(start: Starter) -> None:
         assert peer.end(half, COMMIT).code == 0
     node.stop()
     node = start(port=node.config.remoting.listen_port)
+    write_again(node)
     check(node)
     assert len(halves_of(node)) == 2, "it is not put back again"
     assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 2
@@ -343,6 +383,7 @@ def test_only_what_there_is_can_be_resumed(start: Starter, message_id: str, rema
 
 def test_a_copy_that_cannot_be_stored_is_tried_again(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     node = start()
+    write_again(node)
 
     def full(message: Message) -> Any:
         raise LogNotWritable("the disk is full")
@@ -443,11 +484,12 @@ def test_nothing_counts_as_open_while_queues_lack_what_a_crash_left_in_the_log(s
     assert (asked, len(halves_of(node))) == ([], 1)
     behind.dispatcher.position = node.store.log.end
     transactions.round(threading.Event())
-    assert (len(asked), len(halves_of(node))) == (1, 2)
+    assert (len(asked), len(halves_of(node))) == (1, 1)
 
 
 def test_progress_is_kept_once_the_log_is_on_the_disk_and_with_the_slave(start: Starter) -> None:
     node = start(log={"flush_interval_ms": 3_600_000, "flush_thorough_interval_ms": 3_600_000})
+    write_again(node)
     slaves = [-1]
     node.transaction_check._slaves_have = lambda: slaves[0]
     with TransactionPeer(node) as peer:
@@ -473,8 +515,10 @@ def test_a_clean_stop_keeps_progress(start: Starter) -> None:
         peer.send_half()
         header, _ = peer.question()
         peer.end(place_of(header), ROLLBACK)
+        wait_until(lambda: node.transaction_check._reached == (1, 1), "a round has passed it")
+    assert not node.offsets.query(GROUP, HALF_TOPIC, 0)
     node.stop()
-    assert node.offsets.query(GROUP, HALF_TOPIC, 0)
+    assert node.offsets.query(GROUP, HALF_TOPIC, 0) == 1
 
 
 def test_a_slave_ends_nothing(start: Starter, client: BlockingClient) -> None:

@@ -19,24 +19,29 @@ from commitlog.kernel.records import (
 )
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL
 from haservice.broker.transactions.half_messages import (
+    Decision,
+    Ends,
+    committed,
+    op_message,
+    resumed,
+)
+from haservice.broker.transactions.walk import (
     IMMUNITY_SECONDS,
     Check,
-    Decision,
     Discard,
-    Ends,
+    Limits,
     Op,
     PutBack,
     Rules,
     Step,
     Walk,
-    committed,
-    op_message,
-    resumed,
 )
 from tests.support.messages import BORN_HOST, STORE_HOST
 
 RULES = Rules(timeout_ms=6000, checks_max=15, reserved_ms=72 * 3_600_000)
 MINUTE = 60_000
+# Nothing stays open in place: each open message is written again, as RocketMQ does.
+COPIES = Limits(open_max=0)
 
 
 @dataclass
@@ -86,7 +91,7 @@ class Store:
         self._place += 100
 
     def walk(self, half_offset: int | None = None, op_offset: int | None = None, **options: Any) -> Walk:
-        options = {"rules": RULES, "now_ms": self.clock, **options}
+        options = {"rules": RULES, "now_ms": self.clock, "limits": COPIES, **options}
         return Walk(_Halves(self), _Ops(self), half_offset=half_offset, op_offset=op_offset, **options)
 
     def round(self, walk: Walk, *, fail_at: int | None = None) -> list[Step]:
@@ -95,10 +100,14 @@ class Store:
         for step in walk.steps():
             if len(done) == fail_at:
                 break
-            if not isinstance(step, Discard):
+            if not isinstance(step, Discard) and step.copy is not None:
                 self.put_message(step.copy, self.now_ms)
             done.append(step)
         return done
+
+    @property
+    def log_end(self) -> int:
+        return self._place
 
 
 @dataclass
@@ -112,6 +121,10 @@ class _Halves:
     @property
     def max_offset(self) -> int:
         return len(self.store.halves)
+
+    @property
+    def log_end(self) -> int:
+        return self.store.log_end
 
     def read(self, offset: int) -> StoredMessage | None:
         return self.store.halves[offset]
@@ -142,6 +155,11 @@ class _Ops:
 @pytest.fixture
 def store() -> Store:
     return Store()
+
+
+def put_copy(store: Store, step: Step) -> int:
+    assert step.copy is not None
+    return store.put_message(step.copy, store.now_ms)
 
 
 def checked(steps: list[Step]) -> list[tuple[str, int]]:
@@ -182,7 +200,7 @@ def test_what_becomes_of_an_open_message(
     store.put(half)
     walk = store.walk()
     assert checked(store.round(walk)) == steps
-    assert walk.half_offset == passed
+    assert walk.progress()[0] == passed
 
 
 @pytest.mark.parametrize("half", [row[1] for row in RULE_TABLE], ids=[row[0] for row in RULE_TABLE])
@@ -191,7 +209,7 @@ def test_what_has_ended_is_passed_whatever_else_it_is(store: Store, half: Half) 
     store.end(0)
     walk = store.walk()
     assert store.round(walk) == []
-    assert (walk.half_offset, walk.op_offset()) == (1, 1)
+    assert walk.progress() == (1, 1)
 
 
 def test_an_end_far_down_the_op_queue_is_found_before_a_message_counts_as_open(store: Store) -> None:
@@ -201,7 +219,7 @@ def test_an_end_far_down_the_op_queue_is_found_before_a_message_counts_as_open(s
         store.end(half_offset)
     walk = store.walk()
     assert store.round(walk) == []
-    assert (walk.half_offset, walk.op_offset()) == (40, 40)
+    assert walk.progress() == (40, 40)
 
 
 def test_an_end_that_comes_during_the_round_counts(store: Store) -> None:
@@ -211,17 +229,17 @@ def test_an_end_that_comes_during_the_round_counts(store: Store) -> None:
     steps = walk.steps()
     first = next(steps)
     assert checked([first]) == [("Check", 0)]
-    store.put_message(first.copy, store.now_ms)
+    put_copy(store, first)
     store.end(1)
     assert list(steps) == []
-    assert walk.half_offset == 2
+    assert walk.frontier == 2
 
 
 def test_an_end_not_in_the_queue_yet_counts(store: Store) -> None:
     store.put(Half())
     walk = store.walk(has_ended={0}.__contains__)
     assert store.round(walk) == []
-    assert walk.half_offset == 1
+    assert walk.frontier == 1
 
 
 def test_a_copy_counts_its_checks_and_keeps_everything_else(store: Store) -> None:
@@ -252,9 +270,9 @@ def test_the_round_in_which_it_is_asked_last_does_not_give_it_up(store: Store) -
     walk = store.walk()
     assert checked(store.round(walk)) == [("Check", 0)]
     store.now_ms += MINUTE
-    walk = store.walk(walk.half_offset, walk.op_offset())
+    walk = store.walk(*walk.progress())
     assert checked(store.round(walk)) == [("Discard", 1)]
-    assert walk.half_offset == 2
+    assert walk.frontier == 2
 
 
 def rounds(
@@ -266,7 +284,7 @@ def rounds(
     for number in range(count):
         walk = store.walk(half_offset, op_offset)
         seen.append(checked(store.round(walk)))
-        half_offset, op_offset = walk.half_offset, walk.op_offset()
+        half_offset, op_offset = walk.progress()
         store.now_ms += MINUTE
         between(number)
     return seen
@@ -290,17 +308,17 @@ def test_an_end_of_the_original_is_remembered_until_its_copy_is_reached(store: S
     steps = walk.steps()
     step = next(steps)
     assert store.put(Half(age_ms=0)) == 1
-    assert store.put_message(step.copy, store.now_ms) == 2
+    assert put_copy(store, step) == 2
     assert list(steps) == []
     store.end(0)
     store.now_ms += 1000
-    walk = store.walk(walk.half_offset, walk.op_offset())
+    walk = store.walk(*walk.progress())
     assert store.round(walk) == []
-    assert (walk.half_offset, walk.op_offset()) == (1, 0)
+    assert walk.progress() == (1, 0)
     store.now_ms += MINUTE
-    walk = store.walk(walk.half_offset, walk.op_offset())
+    walk = store.walk(*walk.progress())
     assert checked(store.round(walk)) == [("Check", 1)], "the young one is asked about, the copy has ended"
-    assert walk.half_offset == 3
+    assert walk.frontier == 3
 
 
 def test_progress_stops_before_the_first_end_of_a_message_not_passed(store: Store) -> None:
@@ -312,11 +330,11 @@ def test_progress_stops_before_the_first_end_of_a_message_not_passed(store: Stor
     store.end(None)
     walk = store.walk()
     assert store.round(walk) == []
-    assert (walk.half_offset, walk.op_offset()) == (1, 0)
+    assert walk.progress() == (1, 0)
     store.end(1)
     walk = store.walk(1, 0)
     assert store.round(walk) == []
-    assert (walk.half_offset, walk.op_offset()) == (3, 4)
+    assert walk.progress() == (3, 4)
 
 
 def test_a_step_that_fails_is_not_passed(store: Store) -> None:
@@ -324,7 +342,7 @@ def test_a_step_that_fails_is_not_passed(store: Store) -> None:
     store.put(Half())
     walk = store.walk()
     assert checked(store.round(walk, fail_at=1)) == [("Check", 0)]
-    assert walk.half_offset == 1
+    assert walk.frontier == 1
 
 
 def test_more_messages_than_are_kept_in_memory(store: Store) -> None:
@@ -334,9 +352,9 @@ def test_more_messages_than_are_kept_in_memory(store: Store) -> None:
     for half_offset in reversed(range(100)):
         if half_offset % 10:
             store.end(half_offset)
-    walk = store.walk(window=8)
+    walk = store.walk(limits=Limits(window=8, open_max=0))
     assert checked(store.round(walk)) == [("Check", number) for number in range(0, 100, 10)]
-    assert walk.half_offset == 100
+    assert walk.frontier == 100
     assert len(walk._finished) == 0
 
 
@@ -350,7 +368,7 @@ def test_where_a_round_begins(store: Store, half_offset: int | None, first: int)
         store.put(Half())
     store.min_offset = 2
     walk = store.walk(half_offset, 70)
-    assert walk.half_offset == first
+    assert walk.frontier == first
     assert [offset for _, offset in checked(store.round(walk))] == list(range(first, 5))
 
 
@@ -359,10 +377,162 @@ def test_a_round_ends_in_time(store: Store) -> None:
         store.put(Half())
     walk = store.walk()
     for step in walk.steps():
-        store.put_message(step.copy, store.now_ms)
+        put_copy(store, step)
         store.now_ms += RULES.round_ms // 2 + 1
-    assert walk.half_offset == 2
+    assert walk.frontier == 2
     assert walk.out_of_time
+
+
+# Open in place
+
+
+@pytest.mark.parametrize("row", RULE_TABLE, ids=[row[0] for row in RULE_TABLE])
+def test_what_becomes_of_an_open_message_in_place(
+    store: Store, row: tuple[str, Half, list[tuple[str, int]], int]
+) -> None:
+    """Only what is given up, or is gone, is passed; the others stay where they are."""
+    _, half, steps, passed = row
+    store.put(half)
+    walk = store.walk(limits=Limits())
+    assert checked(store.round(walk)) == [step for step in steps if step[0] != "PutBack"]
+    assert walk.frontier == passed
+    stays = passed == 1 and not half.gone and steps[0][0] != "Discard"
+    assert (walk.open_count, walk.progress()[0]) == (stays, passed - stays)
+    assert len(store.halves) == 1
+
+
+def minutes(store: Store, walk: Walk, count: int) -> list[list[tuple[str, int]]]:
+    """So many rounds of one walk, a minute apart."""
+    seen = []
+    for _ in range(count):
+        seen.append(checked(store.round(walk)))
+        store.now_ms += MINUTE
+    return seen
+
+
+def test_open_messages_are_asked_about_again_and_not_written_again(store: Store) -> None:
+    for _ in range(100):
+        store.put(Half())
+    walk = store.walk(limits=Limits())
+    assert minutes(store, walk, 3) == [[("Check", number) for number in range(100)]] * 3
+    assert len(store.halves) == 100
+    assert (walk.progress(), walk.frontier) == ((0, 0), 100)
+
+
+def test_a_message_in_place_is_given_up_after_as_many_questions_as_a_copy(store: Store) -> None:
+    store.put(Half(properties={CHECK_TIMES: "12"}))
+    walk = store.walk(limits=Limits())
+    texts = []
+    for _ in range(5):
+        for step in store.round(walk):
+            texts.append(step.properties[CHECK_TIMES] if isinstance(step, Check) else type(step).__name__)
+        store.now_ms += MINUTE
+    assert texts == ["13", "14", "15", "Discard"]
+    assert (walk.progress(), walk.open_count) == ((1, 0), 0)
+
+
+def test_an_end_of_a_message_in_place_lets_the_progress_go_on(store: Store) -> None:
+    for _ in range(3):
+        store.put(Half())
+    walk = store.walk(limits=Limits())
+    store.round(walk)
+    store.end(1)
+    store.now_ms += MINUTE
+    assert checked(store.round(walk)) == [("Check", 0), ("Check", 2)]
+    assert walk.progress() == (0, 0), "who begins at message 0 needs to read the end of 1"
+    store.end(0)
+    store.end(2)
+    store.now_ms += MINUTE
+    assert store.round(walk) == []
+    assert walk.progress() == (3, 3)
+
+
+def test_who_goes_on_from_the_progress_finds_the_same_messages_open(store: Store) -> None:
+    for _ in range(50):
+        store.put(Half())
+    walk = store.walk(limits=Limits())
+    store.round(walk)
+    for half_offset in (*range(7), *range(8, 30), *range(31, 50)):
+        store.end(half_offset)
+    store.now_ms += MINUTE
+    assert checked(store.round(walk)) == [("Check", 7), ("Check", 30)]
+    successor = store.walk(*walk.progress(), limits=Limits())
+    assert successor.frontier == 7
+    assert checked(store.round(successor)) == [("Check", 7), ("Check", 30)]
+
+
+def test_a_message_far_behind_is_written_again(store: Store) -> None:
+    store.put(Half())
+    walk = store.walk(limits=Limits(reach_messages=10))
+    assert minutes(store, walk, 1) == [[("Check", 0)]]
+    for number in range(1, 12):
+        store.put(Half())
+        store.end(number)
+    assert minutes(store, walk, 1) == [[("Check", 0)]], "the walk has not gone beyond them yet"
+    ((step,),) = [store.round(walk)]
+    assert isinstance(step, Check)
+    assert step.copy is not None
+    copy = store.halves[-1]
+    assert copy is not None
+    properties = decode_properties(copy.properties)
+    assert (properties[CHECK_TIMES], properties[ORIGINAL]) == ("3", "0")
+    assert walk.progress()[0] == 12
+    store.now_ms += MINUTE
+    assert minutes(store, walk, 1) == [[("Check", 12)]]
+    store.end(0)
+    assert minutes(store, walk, 1) == [[]], "an end of the original ends the copy"
+
+
+def test_a_message_with_much_of_the_log_behind_it_is_written_again(store: Store) -> None:
+    store.put(Half(properties={IMMUNITY_SECONDS: "3600"}))
+    walk = store.walk(limits=Limits(reach_bytes=1000))
+    assert minutes(store, walk, 1) == [[]]
+    for _ in range(10):
+        store.end(None)
+    assert minutes(store, walk, 1) == [[("PutBack", 0)]]
+    assert walk.progress()[0] == 1
+    assert minutes(store, walk, 1) == [[]]
+    assert walk.open_count == 1
+
+
+def test_what_finds_no_room_is_written_again(store: Store) -> None:
+    for _ in range(5):
+        store.put(Half())
+    walk = store.walk(limits=Limits(open_max=3))
+    store.round(walk)
+    assert (len(store.halves), walk.open_count) == (7, 3)
+    store.end(0)
+    store.end(1)
+    store.now_ms += MINUTE
+    assert checked(store.round(walk)) == [("Check", 2), ("Check", 5), ("Check", 6)]
+    assert (len(store.halves), walk.open_count) == (7, 3)
+
+
+def test_a_round_that_ran_out_of_time_asks_nobody_twice(store: Store) -> None:
+    for _ in range(5):
+        store.put(Half())
+    walk = store.walk(limits=Limits())
+    store.round(walk)
+    asked = []
+    while True:
+        store.now_ms += MINUTE
+        for step in walk.steps():
+            asked.append(step.half.queue_offset)
+            store.now_ms += RULES.round_ms // 2 + 1
+        if not walk.out_of_time:
+            break
+    assert asked == [0, 1, 2, 3, 4]
+
+
+def test_messages_in_place_that_are_gone_hold_nothing_up(store: Store) -> None:
+    store.put(Half())
+    store.put(Half(properties={ORIGINAL: "0"}))
+    walk = store.walk(limits=Limits())
+    store.round(walk)
+    store.halves[:] = [None, None]
+    store.now_ms += MINUTE
+    assert store.round(walk) == []
+    assert (walk.progress(), walk.open_count) == ((2, 0), 0)
 
 
 def test_the_final_record_is_what_rocketmq_writes(store: Store) -> None:

@@ -1,8 +1,8 @@
 """The transaction check: the thread that asks producers about half messages, on masters only.
 
-Every transactionCheckInterval the thread makes one `Walk` over the half queue, by the rules of
-transactions/half_messages.py.  It carries out the walk's decisions: it appends copies, and hands questions to
-the loop, which knows the producers' connections.
+Every transactionCheckInterval the thread makes one round of its `Walk` over the half queue, by the rules of
+transactions/walk.py.  It carries out the walk's decisions: it appends copies, and hands questions to the
+loop, which knows the producers' connections.
 
 The progress enters the table of consumer offsets, and with it the disk and the slaves, once the log up to
 there is on the disk and every connected slave has it.  So after a power cut or a change of master, producers
@@ -25,10 +25,11 @@ from commitlog.kernel.records import (
     decode,
     decode_properties,
     encode,
+    encode_properties,
     offset_message_id,
     stamp,
 )
-from commitlog.log.log import Appended, wall_clock_ms
+from commitlog.log.log import wall_clock_ms
 from commitlog.queues.consume_queue import ConsumeQueue
 from commitlog.store import Store
 from haservice.broker.delay.redirect import restored
@@ -40,16 +41,11 @@ from haservice.broker.transactions.half_messages import (
     PRODUCER_GROUP,
     QUEUE_ID,
     UNIQUE_KEY,
-    Check,
-    Discard,
     Ends,
-    Op,
-    Rules,
-    Step,
-    Walk,
     discarded,
     number_of,
 )
+from haservice.broker.transactions.walk import Check, Discard, Limits, Op, Rules, Step, Walk
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.transactions import CheckTransactionStateHeader
 
@@ -68,6 +64,14 @@ UNSAFE_MAX = 100
 
 # Offsets in half and op queue; None for one that was never stored.
 Progress = tuple[int | None, int | None]
+
+
+class Place(NamedTuple):
+    """Where a half message lies, and since when."""
+
+    queue_offset: int
+    physical_offset: int
+    store_timestamp_ms: int
 
 
 class Question(NamedTuple):
@@ -95,6 +99,7 @@ class TransactionCheck:
         replicated_end: Callable[[], int] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         """`hand_over` asks the questions on the loop's thread and then calls its second argument; `held` says
         why nothing can be stored now, or None; all connected slaves have the log up to `replicated_end`, -1
@@ -116,7 +121,9 @@ class TransactionCheck:
         self._questions: list[Question] = []
         self._question_bytes = 0
         self._throttle = LogThrottle()
-        # Where the next round begins; None: at the offsets of the table.
+        self._limits = limits
+        # None before the first round, which begins at the offsets of the table.
+        self._walk: Walk | None = None
         self._reached: Progress | None = None
         # Progress that is not in the table yet, each with the log's end at that time.
         self._unsafe: deque[tuple[Progress, int]] = deque()
@@ -148,7 +155,7 @@ class TransactionCheck:
         self._woken.set()
 
     def round(self, stop: threading.Event) -> bool:
-        """Makes one walk; True if it ended only for lack of time.
+        """Makes one round; True if it ended only for lack of time.
 
         After a crash it makes none until the queues have caught up with the log as it was then: a message
         whose end is among the rest would count as open.
@@ -158,48 +165,56 @@ class TransactionCheck:
         halves = self._store.queues.get(HALF_TOPIC, QUEUE_ID)
         if halves is None:
             return False
-        before = self._reached or (self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC))
-        walk = Walk(
-            _Halves(halves, self._store),
-            _Ops(self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID), self._store),
-            self._rules,
-            half_offset=before[0],
-            op_offset=before[1],
-            now_ms=self._clock_ms,
-            has_ended=self._ends.__contains__,
-        )
+        walk = self._walk
+        if walk is None or walk.frontier > halves.max_offset:
+            walk = self._walk = self._new_walk()
+        walk.rules = self._rules
+        before = self._reached
         try:
             for step in walk.steps():
                 if stop.is_set():
                     break
                 self._do(step)
-            op_offset: int | None = walk.op_offset()
+            self._reached = walk.progress()
         except (CommitLogError, OSError) as error:
-            self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.half_offset, error)
-            # The walk has passed what was copied, and must not copy it again.
-            op_offset = before[1]
+            self._warn("round", "transaction check stopped half_offset=%d reason=%s", walk.frontier, error)
         self._ask()
-        self._reached = walk.half_offset, op_offset
-        if self._reached != before:
+        if self._reached is not None and self._reached != before:
             if len(self._unsafe) >= UNSAFE_MAX:
                 self._unsafe.pop()
             self._unsafe.append((self._reached, self._log.end))
         return walk.out_of_time
+
+    def _new_walk(self) -> Walk:
+        self._reached = self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC)
+        return Walk(
+            _Halves(self._store),
+            _Ops(self._store),
+            self._rules,
+            half_offset=self._reached[0],
+            op_offset=self._reached[1],
+            now_ms=self._clock_ms,
+            has_ended=self._ends.__contains__,
+            limits=self._limits,
+        )
 
     def _do(self, step: Step) -> None:
         """Carries out `step`; raises LogNotWritable if it cannot for now."""
         if isinstance(step, Discard):
             self._discard(step)
             return
-        try:
-            appended = self._log.append(step.copy)
-        except MessageIllegal as error:
-            # With its marks it cannot be stored: it is too large for today's limits.
-            reason = f"it cannot be put back: {error}"
-            self._discard(Discard(step.half, discarded(step.half), reason))
-            return
+        half = step.half
+        place = Place(half.queue_offset, half.physical_offset, half.store_timestamp_ms)
+        if step.copy is not None:
+            try:
+                appended = self._log.append(step.copy)
+            except MessageIllegal as error:
+                # With its marks it cannot be stored: it is too large for today's limits.
+                self._discard(Discard(half, discarded(half), f"it cannot be put back: {error}"))
+                return
+            place = Place(appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
         if isinstance(step, Check):
-            self._gather(step, appended)
+            self._gather(step, place)
 
     def _discard(self, step: Discard) -> None:
         half = step.half
@@ -220,9 +235,9 @@ class TransactionCheck:
 
     # Questions
 
-    def _gather(self, step: Check, appended: Appended) -> None:
+    def _gather(self, step: Check, place: Place) -> None:
         try:
-            question = question_of(step, appended)
+            question = question_of(step, place)
         except ValueError as error:
             logger.error("producer not asked reason=%s", error)
             return
@@ -281,27 +296,27 @@ class TransactionCheck:
             logger.warning(text, *args)
 
 
-def question_of(step: Check, appended: Appended) -> Question:
-    """The question to the producer, with the message as consumers would get it, and the copy's place."""
+def question_of(step: Check, place: Place) -> Question:
+    """The question to the producer, with the message as consumers would get it, and where it lies now."""
     half = step.half
     message = restored(half)
-    message.properties = step.copy.properties
+    message.properties = encode_properties(step.properties)
     body = encode(message, half.store_host)
-    stamp(body, appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
+    stamp(body, *place)
     unique = step.properties.get(UNIQUE_KEY)
     header = CheckTransactionStateHeader(
-        appended.queue_offset,
-        appended.physical_offset,
+        place.queue_offset,
+        place.physical_offset,
         unique,
         unique,
-        offset_message_id(half.store_host, appended.physical_offset),
+        offset_message_id(half.store_host, place.physical_offset),
     )
     return Question(step.properties[PRODUCER_GROUP], header, bytes(body))
 
 
 def load_ends(store: Store, ends: Ends) -> None:
     """Adds the ends that the last op records name."""
-    ops = _Ops(store.queues.get(OP_HALF_TOPIC, QUEUE_ID), store)
+    ops = _Ops(store)
     offset = max(ops.min_offset, ops.max_offset - ENDS_LOADED)
     while offset < ops.max_offset:
         for op in ops.read(offset, ENDS_LOADED):
@@ -313,49 +328,59 @@ def load_ends(store: Store, ends: Ends) -> None:
 class _Halves:
     """The half queue as a Walk reads it."""
 
-    def __init__(self, queue: ConsumeQueue, store: Store) -> None:
-        self._queue = queue
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
+    def _queue(self) -> ConsumeQueue | None:
+        return self._store.queues.get(HALF_TOPIC, QUEUE_ID)
+
+    @property
     def min_offset(self) -> int:
-        return self._queue.min_offset
+        return 0 if self._queue is None else self._queue.min_offset
 
     @property
     def max_offset(self) -> int:
-        return self._queue.max_offset
+        return 0 if self._queue is None else self._queue.max_offset
+
+    @property
+    def log_end(self) -> int:
+        return self._store.log.end
 
     def read(self, offset: int) -> StoredMessage | None:
-        return _record(self._store, self._queue, offset)
+        queue = self._queue
+        return None if queue is None else _record(self._store, queue, offset)
 
     def physical_offset(self, offset: int) -> int:
-        entries = self._queue.read(offset, 1)
+        entries = () if self._queue is None else self._queue.read(offset, 1)
         return entries[0].physical_offset if entries else 0
 
 
 class _Ops:
     """The op queue as a Walk reads it; there is none before the first end."""
 
-    def __init__(self, queue: ConsumeQueue | None, store: Store) -> None:
-        self._queue = queue
+    def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
+    def _queue(self) -> ConsumeQueue | None:
+        return self._store.queues.get(OP_HALF_TOPIC, QUEUE_ID)
+
+    @property
     def min_offset(self) -> int:
-        return self._queue.min_offset if self._queue is not None else 0
+        return 0 if self._queue is None else self._queue.min_offset
 
     @property
     def max_offset(self) -> int:
-        return self._queue.max_offset if self._queue is not None else 0
+        return 0 if self._queue is None else self._queue.max_offset
 
     def read(self, offset: int, count: int) -> Sequence[Op]:
-        assert self._queue is not None
-        entries = self._queue.read(offset, count)
-        if not entries:  # truncated meanwhile
+        queue = self._queue
+        entries = () if queue is None else queue.read(offset, count)
+        if queue is None or not entries:  # truncated meanwhile
             return [Op(offset, None)]
         return [
-            Op(offset + number, self._half_offset(self._queue, offset + number))
-            for number in range(len(entries))
+            Op(offset + number, self._half_offset(queue, offset + number)) for number in range(len(entries))
         ]
 
     def first_behind(self, physical_offset: int) -> int:
