@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from haservice.devtools.scale import cli
-from haservice.devtools.scale.point import Point, Row, law
+from haservice.devtools.scale.point import Point, Row, law, slopes
 from haservice.devtools.scale.stage import Stage
 
 
@@ -26,6 +26,15 @@ from haservice.devtools.scale.stage import Stage
 )
 def test_the_law_of_growth_is_the_slope_of_the_logarithms(costs: list[float], text: str) -> None:
     assert law([(100 * 10**at, cost) for at, cost in enumerate(costs)]) == text
+
+
+def test_slopes_are_those_of_the_second_half() -> None:
+    points = [
+        Point(second, more={"MB": 50 - 1000 / second if second < 50 else 30 + second / 100})
+        for second in range(10, 101, 10)
+    ]
+    assert slopes(points) == {"MB": "+36.0/h"}
+    assert slopes(points[:1]) == {"MB": "-"}
 
 
 def grows(_stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:

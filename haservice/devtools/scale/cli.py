@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from haservice.devtools.scale import rows
-from haservice.devtools.scale.point import Point, Row, laws
+from haservice.devtools.scale.point import Point, Row
 from haservice.devtools.scale.stage import Stage
 from haservice.terminal.options import CONTEXT
 from haservice.terminal.output import Column, Table, echo, to_json_line
@@ -67,6 +67,7 @@ Columns, as far as they apply to a row:
 
 The last line has the law of growth: O(1) does not grow, n^1.00 doubles with the size.  "last n^0.97" stands
 beside a fit that the last step differs from: at small sizes a constant share hides the growth.
+The last line of `soak` has slopes: what is added in an hour, by the second half of the run.
 
 \b
 Examples:
@@ -113,13 +114,13 @@ def as_object(row: Row, points: Sequence[Point]) -> str:
             "row": row.name,
             "title": row.title,
             "points": [{"size": point.size, **point.costs()} for point in points],
-            LAW: laws(points),
+            LAW: row.growth(points),
         }
     )
 
 
 def as_table(row: Row, points: Sequence[Point]) -> str:
-    growth = laws(points)
+    growth = row.growth(points)
     table = Table(
         [Column("size", "size", shown, right=True)]
         + [Column(name, name, shown, right=True) for name in growth]

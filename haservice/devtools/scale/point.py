@@ -43,21 +43,6 @@ class Point:
         return {**{name: value for name, value in own.items() if value is not None}, **self.more}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One measurement: `name` for --only, `title` says what is done and what a size counts.
-
-    `measure` yields one point for each size that it is given, in that order.
-    """
-
-    name: str
-    title: str
-    measure: Callable[[Stage, Sequence[int]], Iterator[Point]]
-    sizes: Sequence[int] = SIZES
-    # False for a row that runs only if --only names it.
-    by_default: bool = True
-
-
 def laws(points: Sequence[Point]) -> dict[str, str]:
     """The law of growth of each column."""
     names = dict.fromkeys(name for point in points for name in point.costs())
@@ -88,3 +73,29 @@ def _slope(logs: Sequence[tuple[float, float]]) -> float:
 
 def _power(exponent: float) -> str:
     return "O(1)" if abs(exponent) < FLAT else f"n^{exponent:.2f}"
+
+
+def slopes(points: Sequence[Point]) -> dict[str, str]:
+    """For sizes that are seconds: how fast each column changes, for an hour, over the second half of the time."""
+    late = [point for point in points if 2 * point.size >= points[-1].size]
+    texts = {}
+    for name in dict.fromkeys(name for point in late for name in point.costs()):
+        pairs = [(float(point.size), point.costs()[name]) for point in late if name in point.costs()]
+        texts[name] = f"{_slope(pairs) * 3600:+.1f}/h" if len({x for x, _ in pairs}) > 1 else "-"
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement: `name` for --only, `title` says what is done and what a size counts.
+
+    `measure` yields one point for each size that it is given, in that order.  `growth` makes the last line.
+    """
+
+    name: str
+    title: str
+    measure: Callable[[Stage, Sequence[int]], Iterator[Point]]
+    sizes: Sequence[int] = SIZES
+    # False for a row that runs only if --only names it.
+    by_default: bool = True
+    growth: Callable[[Sequence[Point]], dict[str, str]] = laws

@@ -32,7 +32,7 @@ END_SECONDS = 5.0
 class Sends(NamedTuple):
     """What was sent between two looks; `worst_ms` counts a send that had no answer yet."""
 
-    count: int
+    number: int
     not_ok: int
     p50_ms: float
     p99_ms: float
@@ -51,7 +51,7 @@ class Sender:
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         deadline = time.monotonic() + SEND_TIMEOUT_S
-        while not self.look().count:  # the first send makes the topic
+        while not self.look().number:  # the first send makes the topic
             if time.monotonic() > deadline:
                 raise HAServiceError(f"no send was answered within {SEND_TIMEOUT_S:g} s")
             time.sleep(PAUSE_SECONDS)
