@@ -447,6 +447,31 @@ def test_an_end_of_a_message_in_place_lets_the_progress_go_on(store: Store) -> N
     assert walk.progress() == (3, 3)
 
 
+def test_ends_of_messages_in_place_count_however_many_there_are(store: Store) -> None:
+    """Only for what is ahead does the walk remember ends, and only so many."""
+    for number in range(10):
+        store.put(Half(properties={ORIGINAL: "100000"} if number == 9 else {}))
+    walk = store.walk(limits=Limits(ends_max=2))
+    store.round(walk)
+    store.end(100_000)
+    for half_offset in range(9):
+        store.end(half_offset)
+    store.now_ms += MINUTE
+    assert store.round(walk) == []
+    assert walk.open_count == 0
+
+
+def test_op_records_that_come_late_are_passed_too(store: Store) -> None:
+    ended = {0}
+    store.put(Half())
+    walk = store.walk(has_ended=ended.__contains__)
+    store.round(walk)
+    assert walk.progress() == (1, 0)
+    store.end(0)
+    store.round(walk)
+    assert walk.progress() == (1, 1)
+
+
 def test_who_goes_on_from_the_progress_finds_the_same_messages_open(store: Store) -> None:
     for _ in range(50):
         store.put(Half())

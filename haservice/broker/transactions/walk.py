@@ -42,6 +42,7 @@ from typing import NamedTuple, Protocol
 from commitlog.kernel.records import Message, StoredMessage, decode_properties
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, REAL_TOPIC
 from haservice.broker.transactions.half_messages import (
+    ENDS_MAX,
     PRODUCER_GROUP,
     Ends,
     discarded,
@@ -136,6 +137,7 @@ class Limits:
     open_max: int = OPEN_MAX
     reach_messages: int = REACH_MESSAGES
     reach_bytes: int = REACH_BYTES
+    ends_max: int = ENDS_MAX
 
 
 class PutBack(NamedTuple):
@@ -232,7 +234,7 @@ class Walk:
         # The first op record of a message behind the window.
         self._skipped: int | None = None
         # Ends of messages behind the frontier: they count for copies ahead of it.
-        self._late = Ends()
+        self._late = Ends(limits.ends_max)
 
     @property
     def open_count(self) -> int:
