@@ -17,11 +17,11 @@ from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
     TopicRouteData,
 )
+from haservice.remoting.bodies.registration import RegisterBrokerBody
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -301,7 +301,7 @@ def test_as_many_topics_as_a_broker_may_have_are_registered(
     start_namesrv: Callable[[int], NameserverNode],
     client: BlockingClient,
 ) -> None:
-    """As plain ones, and compressed as stock brokers send them."""
+    """With the longest names they do not fit into a frame: they are compressed."""
     addr = addr_of(start_namesrv(0))
     registered = register(MASTER, [addr])
     wait_until(lambda: route(client, addr, "SELF_TEST_TOPIC") is not None, "registered")
@@ -320,7 +320,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("haservice.broker.metadata.registration.RETRY_MAX_S", 0.1)
-    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 2_600)
     first, second = addr_of(start_namesrv(0)), addr_of(start_namesrv(0))
     registered = register(MASTER, [first, second])
     wait_until(lambda: brokers(client, first) and brokers(client, second), "registered")
@@ -329,7 +329,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     wait_until(lambda: registered.registration.trouble.count("the registration of 1000 topics has ") == 2)
     assert registered.registration.trouble.startswith(f"{first}: the registration of 1000 topics has ")
     assert "maxTopics" in registered.registration.trouble
-    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 1 << 20)
     wait_until(lambda: registered.registration.trouble == "", "taken")
     registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
     wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")

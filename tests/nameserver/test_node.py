@@ -13,21 +13,21 @@ from haservice.bounds import EPOCH_MAX
 from haservice.configuration.settings import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
+from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.node import NameserverNode
-from haservice.nameserver.processors import BrokerProcessors, RouteProcessors
+from haservice.nameserver.processors import RouteProcessors
 from haservice.nameserver.routes import RouteTable
 from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
     KVTable,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
     TopicList,
     TopicRouteData,
-    body_crc32,
 )
+from haservice.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
