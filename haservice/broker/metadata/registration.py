@@ -210,6 +210,8 @@ class Registration:
             return
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
+        # Cleared before the table is read, and before it is seen who waits: what comes later sets it again.
+        self._announced[addr].clear()
         expecting = list(self._untold)
         try:
             await self._register_now(client, addr)
@@ -227,8 +229,6 @@ class Registration:
         topics, more = self._told_topics[addr], True
         connection = await client.reach(addr, self._timeout_s)
         while more:
-            # Cleared before the table is read: a later change sets it again.
-            self._announced[addr].clear()
             telling = await topics.next(connection)
             request = self._request(telling)
             answer = expect(addr, await client.invoke_on(connection, addr, request, self._timeout_s))
