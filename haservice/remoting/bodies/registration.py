@@ -36,6 +36,9 @@ PART_TOPICS = 500
 _TABLE = re.compile(rb'"topicConfigTable"\s*:\s*\{')
 _HEAD_BYTES_MAX = 64 * 1024
 _NEXT = re.compile(rb'\}\s*,\s*"')
+# Put where the table begins, to see whether it is the one that is meant.  No topic is called so.
+_MARKED = "\0"
+_MARK = b'"\\u0000":null,'
 # Places to try for one cut.  An object within a topic ends like a topic.
 _TRIES = 32
 _INPUT_BYTES = 16 * 1024
@@ -127,8 +130,7 @@ class PlainRegistration:
         self._bare = bare
         # What lies between: whole members of the table.
         self._begin = self._end = 0
-        tree = self._edges()
-        self._last = self._table_of(tree)
+        tree, self._last = self._edges()
         body = RegisterBrokerBody.from_tree({"topicConfigSerializeWrapper": tree} if bare else tree)
         self.version: DataVersion = body.topics.data_version
         self.deleted: Sequence[str] = body.topics.deleted_topics or ()
@@ -139,7 +141,7 @@ class PlainRegistration:
         try:
             yield from self._cut_parts()
         except BodyUnreadable:  # no topics where they seemed to be
-            self._last = self._table_of(self._whole())
+            _, self._last = self._whole()
         yield from _tree_parts(self._last)
 
     def _cut_parts(self) -> Iterator[Tree]:
@@ -164,8 +166,8 @@ class PlainRegistration:
                 continue
         raise BodyUnreadable(f"no topic ends behind byte {begin}")
 
-    def _edges(self) -> Tree:
-        """The tree of the text without the middle of its table."""
+    def _edges(self) -> tuple[Tree, dict[str, Any]]:
+        """The tree of the text without its table, and the last topics of that; the others lie between."""
         view = self._view
         table = _TABLE.search(view, 0, _HEAD_BYTES_MAX) if len(view) > 2 * PART_BYTES else None
         if table is None:
@@ -173,17 +175,20 @@ class PlainRegistration:
         head = view[: table.end()]
         for match in islice(_NEXT.finditer(view, max(table.end(), len(view) - PART_BYTES)), _TRIES):
             try:
-                tree = _object(loads(b"".join((head, view[match.end() - 1 :])), dialect=False))
+                tree = _object(loads(b"".join((head, _MARK, view[match.end() - 1 :])), dialect=False))
+                last = self._table_of(tree)
             except BodyUnreadable:
                 continue
-            self._begin, self._end = table.end(), match.start() + 1
-            return tree
+            if last.pop(_MARKED, _MARKED) is None:  # that was the table, and not one of its like
+                self._begin, self._end = table.end(), match.start() + 1
+                return tree, last
         return self._whole()
 
-    def _whole(self) -> Tree:
-        return _object(loads(self._view, dialect=False, tree_bytes_max=REGISTER_TREE_BYTES_MAX))
+    def _whole(self) -> tuple[Tree, dict[str, Any]]:
+        tree = _object(loads(self._view, dialect=False, tree_bytes_max=REGISTER_TREE_BYTES_MAX))
+        return tree, self._table_of(tree)
 
-    def _table_of(self, tree: Tree) -> Tree:
+    def _table_of(self, tree: Tree) -> dict[str, Any]:
         """Takes the table out of the tree."""
         wrapper = tree if self._bare else tree.get("topicConfigSerializeWrapper")
         if type(wrapper) is not dict:
