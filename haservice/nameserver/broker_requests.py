@@ -80,7 +80,7 @@ class BrokerProcessors:
         if len(request.body) > PART_BYTES:
             for earlier in self._turns.waiting(connection):
                 if len(earlier.body) > PART_BYTES:
-                    earlier.body = b""
+                    earlier.body, earlier.ext = b"", {**earlier.ext, "bodyCrc32": "0"}
         return self._turns.take(connection, request, self._register(connection, request))
 
     def _register(self, connection: Connection, request: RemotingCommand) -> Steps:

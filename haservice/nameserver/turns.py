@@ -40,7 +40,7 @@ class Turns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def waiting(self, connection: Connection) -> list[RemotingCommand]:
-        """Requests that have not begun; who empties the body of one changes what is done for it."""
+        """Requests that have not begun: who changes one changes what will be done."""
         return [turn.request for turn in list(self._waiting.get(connection, ()))[1:]]
 
     def take(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Answer:
