@@ -79,7 +79,8 @@ class BrokerProcessors:
         """103.  A large table is read and learned in steps; the whole table that comes next replaces one that waits."""
         if len(request.body) > PART_BYTES:
             for earlier in self._turns.waiting(connection):
-                if len(earlier.body) > PART_BYTES:
+                same = earlier.ext.get("brokerAddr") == request.ext.get("brokerAddr")
+                if same and len(earlier.body) > PART_BYTES:
                     earlier.body, earlier.ext = b"", {**earlier.ext, "bodyCrc32": "0"}
         return self._turns.take(connection, request, self._register(connection, request))
 
