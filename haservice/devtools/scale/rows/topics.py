@@ -32,7 +32,7 @@ FOUND_SECONDS = 60.0
 TIMEOUT_S = 60.0
 # Routes asked for one after the other.
 ROUTE_PAUSE_S = 0.002
-MAX_TOPICS = "40000"  # what brokers of every version allow
+MAX_TOPICS = "125000"
 
 
 def one_more_topic(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
