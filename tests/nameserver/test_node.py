@@ -627,6 +627,22 @@ def test_a_broker_whose_connection_ends_within_a_large_table_leaves_nothing(
     )
 
 
+def test_a_broker_whose_connection_ends_while_its_table_is_read_is_not_known(
+    node: NameserverNode, connect: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    broker, other = Peer(node.port), connect()
+    body = table(*(f"T{number}" for number in range(20_000))).encode()
+    command = RemotingCommand.request(RequestCode.REGISTER_BROKER, registration(0, body), body)
+    broker.client.oneway(broker.addr, command)
+    waiting = node._brokers._turns._waiting
+    wait_until(lambda: waiting, "it is being read")
+    broker.client.close()
+    wait_until(lambda: not waiting, "it is not read any more")
+    answer = other.ok(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert ClusterInfo.decode(answer.body).broker_addr_table == {}
+
+
 def test_a_large_table_that_waits_gives_way_to_the_next_one(connect: Callable[[], Peer]) -> None:
     """A stock broker sends its whole table with each topic that a send creates."""
     broker, other = connect(), connect()
