@@ -206,7 +206,7 @@ class BrokerNode:
             turn(role)
             return None
         tables = Tables(config, store)
-        self._running.add("tables", lambda _: tables.persistence.persist())
+        self._running.add("tables", lambda _: tables.close())
         return assemble(Opened(role, store_host, tables, security, client, live, self.health), turn)
 
     def _serve(self, parts: BrokerParts) -> None:

@@ -39,8 +39,8 @@ from haservice.configuration.security_settings import (
 
 # A broker that is silent for so long is gone; RocketMQ has no key for it either.
 EXPIRE_MS = 120_000
-# A broker registers with one frame of at most 16 MiB: that holds so many topics with the longest names.
-TOPICS_MAX = 40_000
+# A slave reads its master's table from one answer: the tree of so many topics takes 64 MiB, the bound of an answer's.
+TOPICS_MAX = 125_000
 # A slave of RocketMQ's reads frames into a buffer of 4 MiB, their 12-byte header included.
 TRANSFER_BATCH_MAX = 4 * 1024 * 1024 - 12
 LONG_MAX = 2**63 - 1
@@ -158,8 +158,8 @@ class BrokerConfig:
     default_topic_queue_nums: int = TOPICS.key("defaultTopicQueueNums", 8, Values("queues", high=65536))(
         "A topic that is created by a send gets at most this many queues."
     )
-    max_topics: int = TOPICS.key("maxTopics", 32768, Values("topics", high=TOPICS_MAX), OURS, TOPIC_COUNT)(
-        "The broker keeps at most this many topics: as many as it can register in one frame."
+    max_topics: int = TOPICS.key("maxTopics", 100_000, Values("topics", high=TOPICS_MAX), OURS, TOPIC_COUNT)(
+        "The broker keeps at most this many topics."
     )
     auto_create_subscription_group: bool = TOPICS.key(
         "autoCreateSubscriptionGroup", True, ANY, IMPORTANT, GROUPS

@@ -13,9 +13,10 @@ from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
+from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.changes import Changes, allowed_of
 from haservice.nameserver.kv_config import KvConfig
-from haservice.nameserver.processors import BrokerProcessors, KvProcessors, RouteProcessors
+from haservice.nameserver.processors import KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.config import ConfigProcessor

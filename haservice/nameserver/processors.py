@@ -9,29 +9,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from haservice.configuration.texts import check_address
 from haservice.errors import RequestError
-from haservice.log_throttle import LogThrottle
-from haservice.nameserver.epochs import KnownEpoch
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.routes import Queues, Registration, RouteTable
+from haservice.nameserver.routes import RouteTable
 from haservice.remoting.bodies.clients import (
-    MASTER_ID,
-    DataVersion,
     KVTable,
-    RegisterBrokerBody,
-    TopicConfigWrapper,
     TopicList,
-    body_crc32,
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.headers.clients import (
     AddWritePermResponseHeader,
-    BrokerHeader,
     BrokerNameHeader,
     ClusterHeader,
     DeleteTopicInNamesrvHeader,
@@ -39,13 +30,9 @@ from haservice.remoting.headers.clients import (
     KVValueResponseHeader,
     NamespaceHeader,
     PutKVConfigHeader,
-    QueryDataVersionResponseHeader,
-    RegisterBrokerHeader,
-    RegisterBrokerResponseHeader,
     RouteHeader,
     WipeWritePermResponseHeader,
 )
-from haservice.remoting.headers.lineage import NewerMasterHeader, NewestEpochBody
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
@@ -63,124 +50,6 @@ UNIT_SUB = 2
 WARN_INTERVAL_S = 5.0
 
 Answer = RemotingCommand | asyncio.Future[RemotingCommand]
-
-
-class BrokerProcessors:
-    """103, 104, 322: what brokers tell; also the end of their connections.  40001, ours: the newest epoch
-    that they told of.
-    """
-
-    def __init__(self, table: RouteTable, kv: KvConfig) -> None:
-        self._table = table
-        self._kv = kv
-        self._throttle = LogThrottle(WARN_INTERVAL_S)
-        table.on_restored = self._say_restored
-
-    def handlers(self) -> dict[int, Processor]:
-        return {
-            RequestCode.REGISTER_BROKER: self.register,
-            RequestCode.UNREGISTER_BROKER: self.unregister,
-            RequestCode.QUERY_DATA_VERSION: self.query_data_version,
-            RequestCode.GET_LINEAGE: self.newest_epoch,
-        }
-
-    def register(self, connection: Connection, request: RemotingCommand) -> Answer:
-        header = RegisterBrokerHeader.decode(request.ext)
-        _check_sum(request, header.body_crc32)
-        _check_address("brokerAddr", header.broker_addr)
-        _check_address("haServerAddr", header.ha_server_addr)
-        told = _registration(request, header)
-        registered = self._table.register(told, connection)
-        newer = registered.newer
-        if newer is not None and told.broker_id == MASTER_ID:
-            self._warn_old(told, newer)
-        elif registered.replaced_addr is not None:
-            self._warn_moved(told, registered.replaced_addr)
-        elif registered.new:
-            logger.info(
-                "broker registered name=%s id=%s addr=%s cluster=%s topics=%s peer=%s",
-                told.broker_name,
-                told.broker_id,
-                told.addr,
-                told.cluster,
-                len(told.topics or ()),
-                connection.peer,
-            )
-        order = self._kv.namespace(ORDER_TOPIC_CONFIG)
-        master = registered.master
-        ext = RegisterBrokerResponseHeader(
-            ha_server_addr=master.ha_server_addr, master_addr=master.addr
-        ).encode()
-        if newer is not None:
-            ext.update(NewerMasterHeader(newer.epoch, newer.addr).encode())
-        return request.answer(
-            ext=ext,
-            body=KVTable(order).encode() if order is not None else b"",
-        )
-
-    def unregister(self, connection: Connection, request: RemotingCommand) -> Answer:
-        header = BrokerHeader.decode(request.ext)
-        if self._table.unregister(header.broker_name, header.broker_addr, header.broker_id):
-            logger.info(
-                "broker unregistered name=%s id=%s addr=%s peer=%s",
-                header.broker_name,
-                header.broker_id,
-                header.broker_addr,
-                connection.peer,
-            )
-        return request.answer()
-
-    def query_data_version(self, connection: Connection, request: RemotingCommand) -> Answer:
-        header = BrokerHeader.decode(request.ext)
-        told = DataVersion.decode(request.body)
-        changed, known = self._table.data_version(header.broker_addr, told)
-        return request.answer(
-            ext=QueryDataVersionResponseHeader(changed).encode(),
-            body=known.encode() if known is not None else b"",
-        )
-
-    def newest_epoch(self, connection: Connection, request: RemotingCommand) -> Answer:
-        name = BrokerNameHeader.decode(request.ext).broker_name
-        epoch = self._table.newest_epoch(name)
-        body = NewestEpochBody(name) if epoch is None else NewestEpochBody(name, epoch.epoch, epoch.addr)
-        return request.answer(body=body.encode())
-
-    def connection_closed(self, connection: Connection) -> None:
-        for addr in self._table.channel_closed(connection):
-            logger.warning("broker removed, its connection ended addr=%s peer=%s", addr, connection.peer)
-
-    def expire(self) -> None:
-        """Removes brokers that said nothing for too long, and hangs up on them."""
-        for addr, channel in self._table.expire():
-            logger.warning("broker removed, it said nothing for too long addr=%s", addr)
-            if isinstance(channel, Connection):
-                channel.close("the broker said nothing for too long")
-
-    def _warn_old(self, told: Registration, newer: KnownEpoch) -> None:
-        if self._throttle.ready((told.broker_name, told.addr)):
-            logger.warning(
-                "old master refused name=%s addr=%s epoch=%s newer=%s newer_epoch=%d",
-                told.broker_name,
-                told.addr,
-                told.epoch,
-                newer.addr,
-                newer.epoch,
-            )
-
-    def _say_restored(self, name: str, addr: str) -> None:
-        logger.warning(
-            "master back in the route, the one that took its place is gone name=%s addr=%s", name, addr
-        )
-
-    def _warn_moved(self, told: Registration, replaced: str) -> None:
-        if self._throttle.ready():
-            logger.warning(
-                "broker id moved name=%s id=%s from=%s to=%s; if both run, they claim the same id",
-                told.broker_name,
-                told.broker_id,
-                replaced,
-                told.addr,
-            )
 
 
 class RouteProcessors:
@@ -316,54 +185,3 @@ class KvProcessors:
         if values is None:
             raise RequestError(ResponseCode.QUERY_NOT_FOUND, f"there is no namespace {header.namespace}")
         return request.answer(body=KVTable(values).encode())
-
-
-def _registration(request: RemotingCommand, header: RegisterBrokerHeader) -> Registration:
-    """Header and body of a 103; raises RequestError or BodyUnreadable, which are both answered."""
-    topics: Mapping[str, Queues] | None = None
-    version: DataVersion | None = None
-    filter_servers = None
-    if len(request.body):
-        if request.version < REGISTER_BODY_VERSION:
-            wrapper = TopicConfigWrapper.decode(request.body)
-        else:
-            decode = RegisterBrokerBody.decode_compressed if header.compressed else RegisterBrokerBody.decode
-            body = decode(request.body)
-            wrapper, filter_servers = body.topics, tuple(body.filter_servers)
-        version = wrapper.data_version
-        # A slave's table is a copy of the master's; it is not kept.
-        if header.broker_id == MASTER_ID:
-            topics = {
-                name: Queues(topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag)
-                for name, topic in wrapper.topic_config_table.items()
-            }
-    return Registration(
-        header.cluster_name,
-        header.broker_name,
-        header.broker_id,
-        header.broker_addr,
-        header.ha_server_addr,
-        version,
-        topics,
-        filter_servers,
-        header.epoch,
-    )
-
-
-def _check_sum(request: RemotingCommand, told: int) -> None:
-    """A sum of 0 is not checked.  RocketMQ's brokers know the remark."""
-    if told and body_crc32(request.body) != told:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR,
-            f"crc32 not match: the body of {len(request.body)} bytes has {body_crc32(request.body)}, "
-            f"the header says {told}",
-        )
-
-
-def _check_address(field: str, addr: str) -> None:
-    try:
-        check_address(addr)
-    except ValueError as error:
-        raise RequestError(
-            ResponseCode.SYSTEM_ERROR, f"field {field} of the request header is no address: {error}"
-        ) from None

@@ -10,18 +10,23 @@ connection ends, or that is silent for 120 s.  When it forgets the last id of a 
 queues.  It learns topics from id 0 only, and keeps them while their broker lives.  The rules are those of
 RocketMQ 4.9's RouteInfoManager; our own are marked "Ours".  epochs.py decides which epoch counts.
 
+A broker of ours tells only what changed in its table (`base`), and that a table is whole (`whole`).  It is asked for
+the whole table when its changes build on another version than the known one, and by the next change after somebody
+else has changed its topics here (205, 216, 327): as with RocketMQ, what they did lasts until then.
+
 Pure: the clock is handed in, a channel is any hashable object.  One thread owns a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from haservice.bounds import EPOCH_JUMP_MAX, QUEUES_MAX
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import KnownEpoch, KnownEpochs
+from haservice.nameserver.registration import Master, Registered, Registration
+from haservice.nameserver.topic_queues import Queues, TopicQueues
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
@@ -42,49 +47,6 @@ FILTER_SERVERS_MAX = 100
 NAME_BYTES_MAX = 255
 
 
-class Queues(NamedTuple):
-    """One topic's queues on one broker name."""
-
-    read: int
-    write: int
-    perm: int
-    sys_flag: int
-
-
-class Registration(NamedTuple):
-    """What a broker says of itself.  `topics` is None when the request carried no table."""
-
-    cluster: str
-    broker_name: str
-    broker_id: int
-    addr: str
-    ha_server_addr: str
-    data_version: DataVersion | None
-    topics: Mapping[str, Queues] | None
-    filter_servers: Sequence[str] | None = None
-    epoch: int | None = None
-    """The last epoch in its log; None for a stock broker."""
-
-
-class Master(NamedTuple):
-    """Where a slave finds its master; both None while there is none."""
-
-    addr: str | None = None
-    ha_server_addr: str | None = None
-
-
-class Registered(NamedTuple):
-    """The outcome of a registration: what to answer, and what to log.
-
-    `newer` is an epoch newer than the broker's own; a master was then refused, and nothing changed.
-    """
-
-    master: Master
-    new: bool
-    replaced_addr: str | None = None
-    newer: KnownEpoch | None = None
-
-
 @dataclass(slots=True)
 class _Broker:
     cluster: str
@@ -102,6 +64,8 @@ class _Live:
     ha_server_addr: str
     filter_servers: tuple[str, ...] = ()
     epoch: int | None = None
+    altered: bool = False
+    """Whether somebody else changed its topics here since it told its table."""
 
 
 class RouteTable:
@@ -119,11 +83,10 @@ class RouteTable:
         self._expire_seconds = expire_seconds
         self._brokers_max = brokers_max
         self._queue_entries_max = queue_entries_max
-        self._topics: dict[str, dict[str, Queues]] = {}
+        self._queues = TopicQueues()
         self._brokers: dict[str, _Broker] = {}
         self._live: dict[str, _Live] = {}
         self._channels: dict[Hashable, set[str]] = {}
-        self._queue_entries = 0
         # In the order of the last word.
         self._epochs: dict[str, KnownEpochs] = {}
         # Called with the name and address of a master that gets its place in the route back.
@@ -132,11 +95,35 @@ class RouteTable:
     # What brokers tell
 
     def register(self, told: Registration, channel: Hashable) -> Registered:
-        """103.  Raises RequestError, with nothing changed, for impossible values and for a full table.
+        """103 in one step.  Raises RequestError, with nothing changed, for impossible values and for a full table.
 
         Ours: a master whose epoch is over does not get its route back, however often it asks.
         """
-        self._check(told)
+        self.check(told)
+        if told.topics is not None and told.broker_id == MASTER_ID:
+            self.check_room(told.broker_name, self.check_topics(told.broker_name, told.topics))
+        registered = self.enlist(told, channel)
+        if registered.learns:
+            if told.topics is not None:
+                self.learn(told, channel, told.topics)
+            self.learned(told, channel, told.topics or ())
+        return registered._replace(learns=False)
+
+    def wants_topics(self, told: Registration) -> bool:
+        """Whether to read the topics of this registration."""
+        before, broker = self._live.get(told.addr), self._brokers.get(told.broker_name)
+        moved = broker is None or broker.addrs.get(told.broker_id) != told.addr
+        if told.broker_id != MASTER_ID or (before is not None and before.broker_name != told.broker_name):
+            return told.broker_id == MASTER_ID
+        if told.base is not None:
+            return self._continues(told, before, moved=moved)
+        return moved or before is None or before.data_version != told.data_version
+
+    def enlist(self, told: Registration, channel: Hashable) -> Registered:
+        """103 without its topics: those of `told` are not looked at.  For a table that is learned in steps.
+
+        If it `learns`: `learn` them, as often as need be, then `learned`.
+        """
         epochs = self._epochs.get(told.broker_name, KnownEpochs())
         newer = self._newer_epoch(epochs, told)
         if newer is not None:
@@ -161,15 +148,42 @@ class RouteTable:
         broker.addrs[told.broker_id] = told.addr
         # Ours: an id that moves to another address brings its topics, as a new id does.
         moved = replaced != told.addr
-        changed = moved or before is None or before.data_version != told.data_version
-        if told.broker_id == MASTER_ID and told.topics is not None and changed:
-            self._learn(told.broker_name, told.topics)
-        self._hear(told, channel, before)
+        learns = told.broker_id == MASTER_ID and told.topics is not None
+        if told.base is not None:
+            learns = learns and self._continues(told, before, moved=moved)
+        else:
+            learns = learns and (moved or before is None or before.data_version != told.data_version)
+        self._hear(told, channel, before, learns=learns)
         self._remember(epochs, told, elsewhere=before is not None and before.channel != channel)
         self._claim_ends(told.broker_name, broker)
         return Registered(
-            self._master_for(told, broker), replaced is None, replaced if moved else None, newer
+            self._master_for(told, broker), replaced is None, replaced if moved else None, newer, learns
         )
+
+    def learn(self, told: Registration, channel: Hashable, topics: Mapping[str, Queues]) -> bool:
+        """Creates and updates topics.  False, with nothing changed, once another registration has come."""
+        if not self._is_current(told, channel):
+            return False
+        self._queues.put(told.broker_name, topics)
+        return True
+
+    def learned(self, told: Registration, channel: Hashable, topics: Collection[str]) -> None:
+        """All are learned: drops those that the broker has no more, and its data version counts.
+
+        A topic that a stock broker no longer names stays, as in RocketMQ: it may have told only what changed.
+        """
+        if not self._is_current(told, channel):
+            return
+        if told.whole and len(self._queues.of_name(told.broker_name)) > len(topics):
+            gone = [topic for topic in self._queues.of_name(told.broker_name) if topic not in topics]
+            self._queues.drop(told.broker_name, gone)
+        self._queues.drop(told.broker_name, told.deleted)
+        self._live[told.addr].data_version = told.data_version
+
+    def topics_version(self, addr: str) -> DataVersion | None:
+        """The version of the topics that are known of this broker; None if they are not known whole."""
+        live = self._live.get(addr)
+        return None if live is None else live.data_version
 
     def unregister(self, broker_name: str, addr: str, broker_id: int) -> bool:
         """104.  False when nothing was removed.
@@ -218,9 +232,7 @@ class RouteTable:
 
     def route(self, topic: str) -> TopicRouteData | None:
         """105: None unless the topic has queues on at least one name that has addresses."""
-        queues = self._topics.get(topic)
-        if not queues:
-            return None
+        queues = self._queues.of(topic)
         brokers = {name: self._brokers[name] for name in queues if name in self._brokers}
         if not brokers:
             return None
@@ -258,20 +270,17 @@ class RouteTable:
 
     def topics(self) -> list[str]:
         """206."""
-        return list(self._topics)
+        return self._queues.topics()
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
         """224: empty for a cluster that nobody knows."""
-        names = {name for name, broker in self._brokers.items() if broker.cluster == cluster}
-        return [topic for topic, queues in self._topics.items() if not names.isdisjoint(queues)]
+        return self._queues.topics_of(
+            [name for name, broker in self._brokers.items() if broker.cluster == cluster]
+        )
 
     def topics_with(self, is_wanted: Callable[[int], bool]) -> list[str]:
         """311, 312, 313: topics with a wanted sys flag on some broker."""
-        return [
-            topic
-            for topic, queues in self._topics.items()
-            if any(is_wanted(there.sys_flag) for there in queues.values())
-        ]
+        return self._queues.topics_with(lambda queues: is_wanted(queues.sys_flag))
 
     def some_addr(self) -> str | None:
         """The address of some live broker, a master if there is one."""
@@ -283,24 +292,26 @@ class RouteTable:
 
     def wipe_write_perm(self, broker_name: str) -> int:
         """205: takes W from every topic of that name until its data version changes; gives their number."""
-        return self._set_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
+        self._alter(broker_name)
+        return self._queues.set_perms(broker_name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
         """327: undoes 205; every topic becomes readable and writable."""
-        return self._set_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
+        self._alter(broker_name)
+        return self._queues.set_perms(broker_name, lambda _: PERM_READ | PERM_WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """216: everywhere, or on the names of one cluster only."""
-        queues = self._topics.get(topic)
-        if queues is None:
-            return
-        names = self.clusters().get(cluster, []) if cluster else list(queues)
-        for name in names:
-            self._drop_queues(topic, name)
+        in_cluster = self.clusters().get(cluster, []) if cluster else None
+        for name in self._queues.names_of(topic):
+            if in_cluster is None or name in in_cluster:
+                self._queues.drop(name, [topic])
+                self._alter(name)
 
     # Inside
 
-    def _check(self, told: Registration) -> None:
+    def check(self, told: Registration) -> None:
+        """Raises RequestError for impossible values in a registration, its topics aside."""
         for what, name in (("clusterName", told.cluster), ("brokerName", told.broker_name)):
             _check_name(what, name)
         if not 0 <= told.broker_id < 2**63:
@@ -321,19 +332,27 @@ class RouteTable:
                 f"epoch {told.epoch} of {told.addr} is not plausible: the last one that {told.broker_name} "
                 f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are accepted at most"
             )
-        if told.topics is None:
-            return
-        for topic, queues in told.topics.items():
-            _check_name("topicName", topic)
-            if min(queues.read, queues.write, queues.perm, queues.sys_flag) < 0:
+
+    def check_topics(self, broker_name: str, topics: Mapping[str, Queues]) -> int:
+        """How many of these are new to that name.  Raises RequestError for impossible values."""
+        known, new = self._queues.of_name(broker_name), 0
+        for topic, queues in topics.items():
+            if topic not in known:
+                new += 1
+                _check_name("topicName", topic)
+            if min(queues) < 0:
                 raise _refused(f"topic {topic!r} has a negative number of queues, or permission: {queues}")
-            if max(queues.read, queues.write) > QUEUES_MAX:
+            if queues.read > QUEUES_MAX or queues.write > QUEUES_MAX:
                 raise _refused(f"topic {topic!r} has more than {QUEUES_MAX} queues: {queues}")
-        new = sum(told.broker_name not in self._topics.get(topic, ()) for topic in told.topics)
-        if self._queue_entries + new > self._queue_entries_max:
+        return new
+
+    def check_room(self, broker_name: str, new: int) -> None:
+        """Raises RequestError if there is no room for so many new topics of that name."""
+        entries = self._queues.entries
+        if entries + new > self._queue_entries_max:
             raise _refused(
-                f"the name server is full: it knows {self._queue_entries} topics of brokers, "
-                f"{new} more of {told.broker_name} are refused, the limit is {self._queue_entries_max}"
+                f"the name server is full: it knows {entries} topics of brokers, "
+                f"{new} more of {broker_name} are refused, the limit is {self._queue_entries_max}"
             )
 
     def _newer_epoch(self, epochs: KnownEpochs, told: Registration) -> KnownEpoch | None:
@@ -384,29 +403,43 @@ class RouteTable:
                 self.on_restored(broker_name, addr)
                 return
 
-    def _learn(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
-        """Creates and updates topics; one that is no longer named stays, as in RocketMQ."""
-        for topic, queues in topics.items():
-            there = self._topics.setdefault(topic, {})
-            self._queue_entries += broker_name not in there
-            there[broker_name] = queues
+    def _continues(self, told: Registration, before: _Live | None, *, moved: bool) -> bool:
+        """Whether the changes that `told` has lead from the known table to the broker's."""
+        if moved or before is None or before.data_version is None or before.data_version.text != told.base:
+            return False
+        return not before.altered or before.data_version == told.data_version
 
-    def _hear(self, told: Registration, channel: Hashable, before: _Live | None) -> None:
-        """Replaces the live entry: time, version, channel."""
+    def _is_current(self, told: Registration, channel: Hashable) -> bool:
+        """Whether this is still the latest word of the master of that name."""
+        live = self._live.get(told.addr)
+        return live is not None and live.channel == channel and self._leader(told.broker_name) == told.addr
+
+    def _hear(self, told: Registration, channel: Hashable, before: _Live | None, *, learns: bool) -> None:
+        """Replaces the live entry: time, version, channel.  The version of topics to be learned counts later."""
         filters = before.filter_servers if before is not None else ()
         if told.filter_servers is not None:
             filters = tuple(told.filter_servers)
+        version = None if learns else told.data_version
+        altered = before is not None and before.altered and before.data_version == told.data_version
+        if told.base is not None and told.broker_id == MASTER_ID and not learns:
+            version = None
         self._forget(told.addr)
         self._live[told.addr] = _Live(
             told.broker_name,
             channel,
             self._clock(),
-            told.data_version,
+            version,
             told.ha_server_addr,
             filters,
             told.epoch,
+            altered,
         )
         self._channels.setdefault(channel, set()).add(told.addr)
+
+    def _alter(self, broker_name: str) -> None:
+        live = self._live.get(self._leader(broker_name) or "")
+        if live is not None:
+            live.altered = True
 
     def _master_for(self, told: Registration, broker: _Broker) -> Master:
         """Told to slaves only, and only while the master lives."""
@@ -440,24 +473,7 @@ class RouteTable:
         if broker.addrs:
             return
         del self._brokers[broker_name]
-        for topic in [topic for topic, queues in self._topics.items() if broker_name in queues]:
-            self._drop_queues(topic, broker_name)
-
-    def _drop_queues(self, topic: str, broker_name: str) -> None:
-        there = self._topics[topic]
-        if there.pop(broker_name, None) is not None:
-            self._queue_entries -= 1
-        if not there:
-            del self._topics[topic]
-
-    def _set_perms(self, broker_name: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for queues in self._topics.values():
-            there = queues.get(broker_name)
-            if there is not None:
-                queues[broker_name] = there._replace(perm=change(there.perm))
-                count += 1
-        return count
+        self._queues.drop_name(broker_name)
 
 
 def _broker_data(name: str, broker: _Broker) -> BrokerData:

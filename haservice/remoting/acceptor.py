@@ -1,7 +1,8 @@
 """Acceptor: a listening socket on a loop.
 
 When file descriptors run out, asyncio's own accept loop tries a thousand times at once, and again for each of
-them a second later (3.11).  Ours logs it once and stops accepting for a while.
+them a second later (3.11).  Ours logs it once and stops accepting for a while.  It does so before the last ones are
+gone: the store, too, needs files, and what a broker asks others.
 
 Where TLS is served, too, the first byte of a connection tells its kind.  The acceptor peeks at that byte, so
 that a plain connection goes the same way as without TLS.  A silent connection costs a descriptor and a timer
@@ -13,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -33,6 +36,10 @@ WARNING_INTERVAL_S = 10.0
 
 # At most one complaint about an address in this time.
 COMPLAINT_INTERVAL_S = 5.0
+
+# Of what the process may open, clients leave one part in this many, and at most FILES_KEPT_MAX, to all else.
+FILES_KEPT_SHARE = 8
+FILES_KEPT_MAX = 512
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -59,6 +66,8 @@ class Acceptor:
         self._shortages = LogThrottle(WARNING_INTERVAL_S, clock_s=loop.time)
         self._opening: set[asyncio.Task[object]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        # A process gets the lowest free descriptor: that of a new connection tells how many are open.
+        self._files_max, self._descriptors_max = _files_max()
 
     def start(self) -> None:
         self._pause = None
@@ -87,9 +96,16 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in _SHORTAGES:
-                    self._rest(error)
+                    self._rest(os.strerror(error.errno or 0))
                     return
                 continue  # that one connection was gone before we took it
+            if sock.fileno() >= self._descriptors_max:
+                sock.close()
+                self._rest(
+                    f"{self._descriptors_max} of the {self._files_max} files that the process may open are open, the"
+                    " rest is not for clients; raise the limit (ulimit -n, LimitNOFILE)"
+                )
+                return
             sock.setblocking(False)
             if self._tls is None:
                 self._spawn(self._open(sock))
@@ -162,13 +178,21 @@ class Acceptor:
         level = logging.WARNING if self._complaints.ready(host) else logging.DEBUG
         logger.log(level, "closing peer=%s:%s: %s", host, port, reason)
 
-    def _rest(self, error: OSError) -> None:
+    def _rest(self, reason: str) -> None:
         self._loop.remove_reader(self._listening.fileno())
         self._pause = self._loop.call_later(PAUSE_S, self.start)
         if self._shortages.ready():
             logger.warning(
                 "cannot accept port=%s: %s; trying again every %g s",
                 self._listening.getsockname()[1],
-                os.strerror(error.errno or 0),
+                reason,
                 PAUSE_S,
             )
+
+
+def _files_max() -> tuple[float, float]:
+    """How many files the process may open, and from which descriptor on there are no more connections."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return math.inf, math.inf
+    return limit, limit - min(FILES_KEPT_MAX, limit // FILES_KEPT_SHARE)

@@ -98,7 +98,30 @@ class RemotingClient:
         connection = self._connections.get(addr)
         deadline = self._loop.time() + timeout_s
         if connection is None or connection.close_reason or connection.congested:
-            connection = await self._ready(addr, command, timeout_s)
+            connection = await self._ready(addr, int(command.code), timeout_s)
+        return await self._invoke_on(connection, addr, command, deadline, timeout_s)
+
+    async def reach(self, addr: str, timeout_s: float = 3.0) -> Connection:
+        """The connection to `addr`, for `invoke_on`.  Raises as `invoke` does."""
+        return await self._ready(addr, 0, timeout_s)
+
+    async def invoke_on(
+        self, connection: Connection, addr: str, command: RemotingCommand, timeout_s: float = 3.0
+    ) -> RemotingCommand:
+        """As `invoke`, by this connection to `addr` and no other: for a peer that knows what it was told by it."""
+        _check_body(command)
+        if self._sign is not None:
+            self._sign(command)
+        return await self._invoke_on(connection, addr, command, self._loop.time() + timeout_s, timeout_s)
+
+    async def _invoke_on(
+        self,
+        connection: Connection,
+        addr: str,
+        command: RemotingCommand,
+        deadline: float,
+        timeout_s: float,
+    ) -> RemotingCommand:
         if connection.calls >= CALLS_MAX:
             raise RemotingUnreachable(addr, f"{CALLS_MAX} calls already wait for answers")
         opaque = command.opaque = next(self._opaque) & 0x7FFFFFFF
@@ -123,7 +146,7 @@ class RemotingClient:
             self._sign(command)
         command.flag |= 2
         command.opaque = next(self._opaque) & 0x7FFFFFFF
-        connection = await self._ready(addr, command, self._connect_timeout_s)
+        connection = await self._ready(addr, int(command.code), self._connect_timeout_s)
         connection.send(command)
 
     def connection(self, addr: str) -> Connection | None:
@@ -147,7 +170,7 @@ class RemotingClient:
             connection.abort("the client was closed")
         await asyncio.sleep(0)
 
-    async def _ready(self, addr: str, command: RemotingCommand, timeout_s: float) -> Connection:
+    async def _ready(self, addr: str, code: int, timeout_s: float) -> Connection:
         """A connection to `addr` that can take more bytes now."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -157,7 +180,7 @@ class RemotingClient:
                 await connection.writable()
                 return connection
         except TimeoutError:
-            raise RemotingTimeout(addr, int(command.code), timeout_s) from None
+            raise RemotingTimeout(addr, code, timeout_s) from None
 
     async def _connect(self, addr: str) -> Connection:
         """Joins the attempt under way, or begins one; all waiting callers share its outcome."""

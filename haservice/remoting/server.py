@@ -47,10 +47,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BACKLOG = 1024  # as RocketMQ's servers
+# Connections that wait to be accepted.  RocketMQ's servers have 1024; after a restart thousands come at once, and one
+# too many tries again only after a second.  The kernel takes at most net.core.somaxconn.
+BACKLOG = 8192
 
 # Sweeps within one idle time; idle connections end at most an eighth of it late.
 SWEEPS_PER_IDLE_TIME = 8
+
+# Connections looked at in one turn of the loop.
+SWEPT_AT_ONCE = 500
 
 # A closing connection whose peer takes no more bytes is cut after this long.
 LINGER_S = 5.0
@@ -225,16 +230,26 @@ class RemotingServer:
 
     def _sweep(self) -> None:
         """Closes connections idle in both directions for too long; cuts those that do not finish closing."""
-        now = self.loop.time()
         self._closing_since = {c: since for c, since in self._closing_since.items() if not c.closed}
-        for connection in list(self._connections):
+        self._sweep_some(list(self._connections))
+
+    def _sweep_some(self, connections: list[Connection]) -> None:
+        """Looks at some of these; at the others in later turns of the loop."""
+        now = self.loop.time()
+        for _ in range(min(SWEPT_AT_ONCE, len(connections))):
+            connection = connections.pop()
+            if connection.closed:
+                continue
             if connection.close_reason:
                 if now - self._closing_since.setdefault(connection, now) >= LINGER_S:
                     connection.abort("the peer takes nothing more")
             elif now - connection.last_active >= self._idle_seconds:
                 logger.info("closing idle connection peer=%s", connection.peer)
                 connection.close(f"idle for {self._idle_seconds:g} s")
-        self._schedule_sweep()
+        if connections:
+            self.loop.call_soon(self._sweep_some, connections)
+        else:
+            self._schedule_sweep()
 
     async def _close_all(self, deadline: Deadline) -> None:
         for acceptor in self._acceptors:

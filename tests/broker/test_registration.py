@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,21 +14,23 @@ from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.configuration.settings import TOPICS_MAX, BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
     TopicRouteData,
 )
-from haservice.remoting.client import BlockingClient
+from haservice.remoting.bodies.registration import RegisterBrokerBody
+from haservice.remoting.client import BlockingClient, RemotingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import RegisterBrokerHeader, RouteHeader
+from haservice.remoting.headers.lineage import ToldTopicsHeader
 from haservice.remoting.server import Listener, RemotingServer
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -301,7 +305,7 @@ def test_as_many_topics_as_a_broker_may_have_are_registered(
     start_namesrv: Callable[[int], NameserverNode],
     client: BlockingClient,
 ) -> None:
-    """As plain ones, and compressed as stock brokers send them."""
+    """With the longest names they do not fit into a frame: they are compressed."""
     addr = addr_of(start_namesrv(0))
     registered = register(MASTER, [addr])
     wait_until(lambda: route(client, addr, "SELF_TEST_TOPIC") is not None, "registered")
@@ -320,7 +324,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("haservice.broker.metadata.registration.RETRY_MAX_S", 0.1)
-    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 100_000)
+    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 2_600)
     first, second = addr_of(start_namesrv(0)), addr_of(start_namesrv(0))
     registered = register(MASTER, [first, second])
     wait_until(lambda: brokers(client, first) and brokers(client, second), "registered")
@@ -329,7 +333,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     wait_until(lambda: registered.registration.trouble.count("the registration of 1000 topics has ") == 2)
     assert registered.registration.trouble.startswith(f"{first}: the registration of 1000 topics has ")
     assert "maxTopics" in registered.registration.trouble
-    monkeypatch.setattr("haservice.broker.metadata.registration.BODY_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 1 << 20)
     wait_until(lambda: registered.registration.trouble == "", "taken")
     registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
     wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
@@ -392,3 +396,283 @@ def test_an_answer_that_cannot_be_read_ends_no_thread(
         register(MASTER, [f"127.0.0.1:{server.ports[0]}"], on_newer=lambda epoch, _: newer.append(epoch))
         wait_until(lambda: newer == [7], "it registers again")
     assert "newerEpoch" in caplog.text
+
+
+# ---- what is told of the topics
+
+
+class Told(NamedTuple):
+    """A 103 as a name server got it."""
+
+    bytes: int
+    topics: set[str]
+    version: DataVersion
+    base: str | None
+    whole: bool
+
+
+def told_of(request: RemotingCommand) -> Told:
+    body = RegisterBrokerBody.decode(request.body).topics
+    header = ToldTopicsHeader.decode(request.ext)
+    return Told(
+        len(request.body),
+        set(body.topic_config_table),
+        body.data_version,
+        header.topics_base,
+        bool(header.topics_whole),
+    )
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
+    """What name servers that are started from now on are told, oldest first."""
+    seen: list[Told] = []
+    register = BrokerProcessors.register
+
+    def seeing(self: BrokerProcessors, connection: Connection, request: RemotingCommand) -> Any:
+        seen.append(told_of(request))
+        return register(self, connection, request)
+
+    monkeypatch.setattr(BrokerProcessors, "register", seeing)
+    return seen
+
+
+def test_one_more_topic_is_told_in_as_few_bytes_whatever_the_number_of_topics(
+    told: list[Told],
+    register: Callable[..., Registered],
+    start_namesrv: Callable[..., NameserverNode],
+    client: BlockingClient,
+) -> None:
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    assert registered.registration.first_round.wait(10)
+    for count in (100, 5_000):
+        filled(registered.topics, count)
+        registered.registration.told().result(20)
+        told.clear()
+        registered.topics.configure(count + 1)
+        registered.topics.update(topic_config("T", 3, 6))
+        registered.registration.told().result(20)
+        assert route(client, addr, "T") is not None
+        assert {name for one in told for name in one.topics} == {"T"}
+        assert max(one.bytes for one in told) < 400
+
+
+def test_between_two_changes_a_name_server_of_ours_is_told_only_the_version(
+    told: list[Told], register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode]
+) -> None:
+    registered = register(MASTER, [addr_of(start_namesrv())], period_s=0.05)
+    wait_until(lambda: len(told) >= 3, "three periods")
+    version = registered.topics.data_version
+    assert told[0].whole
+    assert told[0].topics == {topic.topic_name for topic in registered.topics}
+    for one in told[1:3]:
+        assert one[1:] == (set(), version, version.text, False)
+
+
+def test_topics_that_change_while_an_answer_is_awaited_are_told_together(
+    register: Callable[..., Registered],
+) -> None:
+    """A name server that answers when it may."""
+    seen: list[Told] = []
+    answers: list[Future[None]] = []
+
+    def slow(connection: Connection, request: RemotingCommand) -> Any:
+        seen.append(told_of(request))
+        answers.append(Future())
+        known = seen[-1].version.text
+
+        async def later() -> RemotingCommand:
+            await asyncio.wrap_future(answers[len(seen) - 1])
+            return request.answer(ext={"topicsVersion": known})
+
+        return later()
+
+    server = RemotingServer([Listener("127.0.0.1", 0, {RequestCode.REGISTER_BROKER: slow})])
+    server.start()
+    try:
+        registered = register(MASTER, [f"127.0.0.1:{server.ports[0]}"])
+        wait_until(lambda: len(seen) == 1, "the first registration")
+        for number in range(50):
+            registered.topics.update(topic_config(f"T{number}", 1, 6))
+        answers[0].set_result(None)
+        wait_until(lambda: len(seen) == 2, "the second one")
+        answers[1].set_result(None)
+        assert seen[1].topics == {f"T{number}" for number in range(50)}
+        assert seen[1].base == seen[0].version.text
+        for number in (3, 4):  # each is told of by one registration
+            done = registered.registration.told()
+            wait_until(lambda number=number: len(seen) == number, "the next one")
+            assert seen[-1].topics == set()
+            answers[-1].set_result(None)
+            done.result(10)
+        registered.stop()
+    finally:
+        server.stop()
+
+
+def test_a_stock_name_server_is_told_changed_topics_only_and_the_whole_table_each_period(
+    register: Callable[..., Registered],
+) -> None:
+    seen: list[Told] = []
+
+    def stock(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        seen.append(told_of(request))
+        return request.answer()
+
+    server = RemotingServer(
+        [Listener("127.0.0.1", 0, {RequestCode.REGISTER_BROKER: stock, RequestCode.UNREGISTER_BROKER: stock})]
+    )
+    server.start()
+    try:
+        registered = register(MASTER, [f"127.0.0.1:{server.ports[0]}"], period_s=2.0)
+        assert registered.registration.first_round.wait(10)
+        before = registered.topics.data_version
+        registered.topics.update(topic_config("T", 1, 6))
+        registered.registration.told().result(10)
+        every = {topic.topic_name for topic in registered.topics}
+        version = registered.topics.data_version
+        change = next(one for one in seen if one.topics == {"T"})
+        # With a version that no table has: the whole table that follows is learned in any case.
+        assert change.version not in (before, version)
+        assert change.base is None
+        at = seen.index(change)
+        wait_until(lambda: any(one.topics == every for one in seen[at + 1 :]), "the next period")
+        assert seen[-1].version == version
+        registered.stop()
+    finally:
+        server.stop()
+
+
+def test_a_stock_name_server_is_told_the_whole_table_first_over_each_connection(
+    register: Callable[..., Registered],
+) -> None:
+    """It was restarted, or has dropped this broker: it knows no topics any more."""
+    seen: list[Told] = []
+    connections: list[Connection] = []
+
+    def stock(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        if request.code == RequestCode.REGISTER_BROKER:
+            seen.append(told_of(request))
+            connections.append(connection)
+        return request.answer()
+
+    codes = RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER
+    with serving(dict.fromkeys(codes, stock)) as server:
+        registered = register(MASTER, [f"127.0.0.1:{server.ports[0]}"])
+        assert registered.registration.first_round.wait(10)
+        server.call_soon(connections[0].close, "as after a restart")
+        wait_until(lambda: connections[0].closed, "the connection has ended")
+        client = registered.client.use(current)
+        wait_until(lambda: client.connection(f"127.0.0.1:{server.ports[0]}") is None, "the broker knows")
+        registered.topics.update(topic_config("T", 1, 6))
+        registered.registration.told().result(10)
+        assert seen[1].topics == {topic.topic_name for topic in registered.topics}
+        assert connections[1] is not connections[0]
+        registered.stop()
+
+
+async def current(client: RemotingClient) -> RemotingClient:
+    return client
+
+
+def test_a_deleted_topic_has_no_route_any_more(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    registered.topics.update(topic_config("T", 1, 6))
+    registered.topics.update(topic_config("U", 1, 6))
+    registered.registration.told().result(10)
+    assert route(client, addr, "T") is not None
+    registered.topics.delete("T")
+    registered.registration.told().result(10)
+    assert route(client, addr, "T") is None
+    assert route(client, addr, "U") is not None
+
+
+def test_a_name_server_that_was_restarted_is_told_all_with_the_first_change(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    first = start_namesrv()
+    addr = addr_of(first)
+    registered = register(MASTER, [addr])
+    registered.topics.update(topic_config("T", 1, 6))
+    registered.registration.told().result(10)
+    first.stop()
+    start_namesrv(first.port)
+    registered.topics.update(topic_config("U", 1, 6))
+    wait_until(lambda: route(client, addr, "U") is not None, "the new one is known")
+    assert route(client, addr, "T") is not None
+
+
+def test_a_name_server_that_another_told_something_else_is_told_all_again(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    """Another version came from somewhere, or a change was lost."""
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    registered.topics.update(topic_config("T", 1, 6))
+    registered.registration.told().result(10)
+    body = RegisterBrokerBody(TopicConfigWrapper(DataVersion(99, 99), {})).encode()
+    header = RegisterBrokerHeader("broker-a", MASTER.broker_addr, "C", MASTER.ha_server_addr, 0)
+    with BlockingClient() as other:
+        ext = {**header.encode(), "topicsWhole": "true"}
+        answer = other.call(addr, RemotingCommand.request(RequestCode.REGISTER_BROKER, ext, body))
+        assert answer.code == 0
+        assert route(client, addr, "T") is None
+        registered.topics.update(topic_config("U", 1, 6))
+        registered.registration.told().result(10)
+        assert route(client, addr, "U") is not None
+        assert route(client, addr, "T") is not None
+
+
+def test_what_was_deleted_at_a_name_server_only_lasts_until_the_next_change(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    """As with RocketMQ's."""
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    registered.topics.update(topic_config("T", 1, 6))
+    registered.registration.told().result(10)
+    client.call(addr, RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T"}))
+    registered.registration.told().result(10)
+    assert route(client, addr, "T") is None
+    registered.topics.update(topic_config("U", 1, 6))
+    registered.registration.told().result(10)
+    assert route(client, addr, "T") is not None
+
+
+def test_a_broker_that_starts_with_fewer_topics_has_no_others_though_its_slave_kept_the_name(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    addr = addr_of(start_namesrv())
+    before = register(MASTER, [addr])
+    before.topics.update(topic_config("T", 1, 6))
+    before.registration.told().result(10)
+    slave = register(SLAVE, [addr])
+    assert slave.registration.first_round.wait(10)
+    before.stop()
+    assert route(client, addr, "T") is not None
+    again = register(MASTER, [addr])
+    assert again.registration.first_round.wait(10)
+    assert route(client, addr, "T") is None
+    assert route(client, addr, "TBW102") is not None
+
+
+def test_topics_with_a_flag_keep_it_though_a_compressed_table_has_none(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[..., NameserverNode],
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 20_000)
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    table = {f"{n:0127}": TopicConfig(f"{n:0127}", 1, 1, 6, "SINGLE_TAG", n % 2) for n in range(200)}
+    registered.topics.replace_all(TopicConfigWrapper(DataVersion(1, 1), table))
+    registered.registration.told().result(10)
+    for number in (0, 1, 199):
+        found = route(client, addr, f"{number:0127}")
+        assert found is not None
+        assert found.queue_datas[0].topic_sys_flag == number % 2

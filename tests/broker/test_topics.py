@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from haservice.broker.metadata.topic_changes import TopicChanges
 from haservice.broker.metadata.topics import (
     DEFAULT_TOPIC,
     PERM_INHERIT,
@@ -15,6 +16,7 @@ from haservice.broker.metadata.topics import (
     name_fault,
     topic_config,
 )
+from haservice.broker.metadata.topics_file import SMALL_TOPICS, WHOLE_EVERY_S, TopicsFile
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper
@@ -224,3 +226,158 @@ def test_system_topics(tmp_path: Path) -> None:
     for name in ("TBW102", "DefaultCluster", "broker-a", "rmq_sys_x", "DefaultCluster_REPLY_TOPIC"):
         assert topics.is_system(name), name
     assert not topics.is_system("T")
+
+
+# ---- the file of a large table, and its journal
+
+
+def large(directory: Path, count: int = SMALL_TOPICS) -> TopicTable:
+    """Stored, with enough topics that changes go into the journal."""
+    topics = table(directory)
+    topics.replace_all(
+        TopicConfigWrapper(
+            DataVersion(9, 5), {f"T{n}": topic_config(f"T{n}", 1, 6) for n in range(count + 1)}
+        )
+    )
+    assert topics.persist()
+    return topics
+
+
+def stored(directory: Path) -> TopicTable:
+    again = table(directory)
+    again.load()
+    return again
+
+
+def test_changes_of_a_large_table_are_stored_without_writing_it_again(tmp_path: Path) -> None:
+    topics = large(tmp_path)
+    before = (tmp_path / "topics.json").read_bytes()
+    for number in range(20):
+        topics.update(topic_config(f"New{number}", 3, 6))
+        assert topics.persist()
+    topics.update(topic_config("T1", 7, 4))
+    topics.delete("T2")
+    topics.delete("New3")
+    assert topics.persist()
+    assert not topics.persist()
+    assert (tmp_path / "topics.json").read_bytes() == before
+    assert (tmp_path / "topics.journal").stat().st_size < 10_000
+    # As after a crash: nothing was closed.
+    again = stored(tmp_path)
+    assert again.wrapper().topic_config_table.items() >= topics.wrapper().topic_config_table.items()
+    assert again.data_version == topics.data_version
+    assert again.get("T2") is None
+    assert again.get("New3") is None
+
+
+def test_a_clean_stop_leaves_all_topics_in_rocketmqs_file_and_no_journal(tmp_path: Path) -> None:
+    topics = large(tmp_path)
+    topics.update(topic_config("New", 3, 6))
+    topics.persist()
+    topics.close()
+    assert not (tmp_path / "topics.journal").exists()
+    assert b'"New":{' in (tmp_path / "topics.json").read_bytes()
+    assert stored(tmp_path).data_version == topics.data_version
+
+
+def test_after_a_crash_the_first_write_puts_the_journal_into_the_file(tmp_path: Path) -> None:
+    topics = large(tmp_path)
+    topics.update(topic_config("New", 3, 6))
+    topics.persist()
+    again = stored(tmp_path)
+    assert again.persist()
+    assert not (tmp_path / "topics.journal").exists()
+    assert b'"New":{' in (tmp_path / "topics.json").read_bytes()
+
+
+def test_a_journal_counts_only_beside_the_file_that_it_continues(tmp_path: Path) -> None:
+    """A stock broker that ran on this store knows nothing of it, and changed the file."""
+    topics = large(tmp_path)
+    topics.update(topic_config("New", 3, 6))
+    topics.persist()
+    wrapper = TopicConfigWrapper(DataVersion(50, 5), {"Theirs": topic_config("Theirs", 1, 6)})
+    (tmp_path / "topics.json").write_bytes(wrapper.encode(pretty=True))
+    again = stored(tmp_path)
+    assert again.get("New") is None
+    assert again.get("Theirs") is not None
+    assert again.data_version == DataVersion(50, 5)
+
+
+def test_a_torn_journal_gives_what_was_whole(tmp_path: Path) -> None:
+    topics = large(tmp_path)
+    for name in ("A", "B"):
+        topics.update(topic_config(name, 3, 6))
+        topics.persist()
+    journal = tmp_path / "topics.journal"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    again = stored(tmp_path)
+    assert again.get("A") is not None
+    assert again.get("B") is None
+
+
+def test_a_large_file_is_written_whole_once_it_is_old_or_its_journal_is_long(tmp_path: Path) -> None:
+    now = [0.0]
+    count = 2 * SMALL_TOPICS
+    file = TopicsFile(PersistedFile(tmp_path / "topics.json"), clock_s=lambda: now[0])
+    whole = TopicConfigWrapper(
+        DataVersion(1, 1), {f"T{n}": topic_config(f"T{n}", 1, 6) for n in range(count)}
+    )
+    assert file.write_whole(whole)
+    assert not file.whole_is_due(count)
+    file.add(TopicConfigWrapper(DataVersion(2, 1), {"T": topic_config("T", 1, 6)}))
+    assert not file.whole_is_due(count)
+    now[0] = WHOLE_EVERY_S
+    assert file.whole_is_due(count)
+    file.write_whole(whole)
+    now[0] = 2 * WHOLE_EVERY_S  # nothing has changed since
+    assert not file.whole_is_due(count)
+    file.add(whole)
+    file.add(whole)
+    now[0] = 2 * WHOLE_EVERY_S + 1
+    file.write_whole(whole)
+    file.add(whole)
+    file.add(whole)
+    assert file.whole_is_due(count)
+
+
+def test_what_changed_is_told_behind_a_mark_until_too_much_has(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    mark = topics.whole().mark
+    topics.update(topic_config("A", 1, 6))
+    topics.update(topic_config("B", 1, 6))
+    topics.delete("A")
+    topics.update(topic_config("B", 2, 6))
+    changes = topics.changes_after(mark)
+    assert changes is not None
+    assert changes.wrapper.topic_config_table == {"B": topics.get("B")}
+    assert changes.wrapper.deleted_topics == ["A"]
+    assert changes.wrapper.data_version == topics.data_version
+    nothing = topics.changes_after(changes.mark)
+    assert nothing is not None
+    assert not nothing.wrapper.topic_config_table
+    assert nothing.wrapper.deleted_topics is None
+    topics.renew_version()
+    assert topics.changes_after(changes.mark) is None
+
+
+def test_no_more_changes_are_kept_than_their_bound() -> None:
+    changes = TopicChanges(kept_max=3)
+    for name in "ABCD":
+        changes.note([name])
+    assert changes.after(1) == ["B", "C", "D"]
+    assert changes.after(0) is None
+    changes.note(["B"])
+    assert changes.after(1) == ["C", "D", "B"]
+
+
+def test_order_topics_are_marked_among_topics_that_were_made_later(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.update(topic_config("A", 1, 6))
+    assert topics.set_order_topics({"A", "B"})
+    assert not topics.set_order_topics({"A", "B"})
+    topics.update(topic_config("B", 1, 6))
+    topics.update(topic_config("C", 1, 6))
+    assert topics.set_order_topics({"A", "B"})
+    assert {topic.topic_name for topic in topics if topic.order} == {"A", "B"}
+    assert topics.set_order_topics({"C"})
+    assert {topic.topic_name for topic in topics if topic.order} == {"C"}

@@ -31,11 +31,11 @@ from haservice.remoting.bodies.clients import (
     DataVersion,
     HeartbeatData,
     ProducerData,
-    RegisterBrokerBody,
     SubscriptionData,
     TopicConfig,
     TopicConfigWrapper,
 )
+from haservice.remoting.bodies.registration import RegisterBrokerBody
 from haservice.remoting.command import RemotingCommand, decode, encode
 from haservice.remoting.fastjson import BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.frame import FRAME_BYTES_MAX, REQUEST_HEADER_BYTES_MAX, FrameReader

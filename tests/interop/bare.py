@@ -8,7 +8,8 @@ from types import TracebackType
 import psutil
 
 from haservice.devtools.pair import free_port_block
-from haservice.remoting.bodies.clients import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, body_crc32
+from haservice.remoting.bodies.clients import TopicConfig, TopicConfigWrapper
+from haservice.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

@@ -11,12 +11,12 @@ from haservice.configuration.config import load_nameserver
 from haservice.configuration.settings import NameserverConfig
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies.clients import (
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
     TopicList,
     TopicRouteData,
 )
+from haservice.remoting.bodies.registration import RegisterBrokerBody
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,22 @@ from haservice.bounds import EPOCH_MAX
 from haservice.configuration.settings import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
+from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.node import NameserverNode
-from haservice.nameserver.processors import BrokerProcessors, RouteProcessors
+from haservice.nameserver.processors import RouteProcessors
 from haservice.nameserver.routes import RouteTable
+from haservice.remoting.bodies import registration as body_of_registration
 from haservice.remoting.bodies.clients import (
     ClusterInfo,
     DataVersion,
     KVTable,
-    RegisterBrokerBody,
     TopicConfig,
     TopicConfigWrapper,
     TopicList,
     TopicRouteData,
-    body_crc32,
 )
+from haservice.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -563,3 +565,108 @@ def test_route_processors_need_no_server(tmp_path: Path) -> None:
     answer = routes.all_topics(None, RemotingCommand.request(206))  # type: ignore[arg-type]
     assert isinstance(answer, RemotingCommand)
     assert bytes(answer.body) == b'{"topicList":[]}'
+
+
+# ---- large tables
+
+
+def test_routes_are_answered_while_a_large_table_is_read(
+    connect: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of steps: many more than a route takes turns of the loop."""
+    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    broker, other = connect(), connect()
+    broker.register("First")
+    body = table(*(f"T{number}" for number in range(20_000)), version=V2).encode()
+    done: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(broker.ok, RequestCode.REGISTER_BROKER, registration(0, body), body)
+        answer.add_done_callback(lambda _: done.append(len(routes)))
+        routes = []
+        while not answer.done():
+            routes.append(route(other, "First"))
+        answer.result()
+    assert done[0] > 20
+    assert route(other, "T19999").queue_datas[0].read_queue_nums == 8
+
+
+def test_what_a_broker_says_behind_a_large_table_counts_after_it(connect: Callable[[], Peer]) -> None:
+    """It says good-bye at once: nothing of it stays."""
+    broker, other = connect(), connect()
+    body = table(*(f"T{number}" for number in range(20_000))).encode()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(broker.ask, RequestCode.REGISTER_BROKER, registration(0, body), body)
+        wait_until(
+            lambda: other.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T0"}).code == 0 or first.done()
+        )
+        second = pool.submit(broker.ask, RequestCode.UNREGISTER_BROKER, registration())
+        assert first.result().code == 0
+        assert second.result().code == 0
+    assert other.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T0"}).code == ResponseCode.TOPIC_NOT_EXIST
+    listed = other.ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+    assert TopicList.decode(listed.body).topic_list == ()
+
+
+def test_a_broker_whose_connection_ends_within_a_large_table_leaves_nothing(
+    node: NameserverNode, connect: Callable[[], Peer]
+) -> None:
+    broker, other = Peer(node.port), connect()
+    body = table(*(f"T{number}" for number in range(40_000))).encode()
+    command = RemotingCommand.request(RequestCode.REGISTER_BROKER, registration(0, body), body)
+    broker.client.oneway(broker.addr, command)
+    # Some of it is known; then the broker is gone.
+    wait_until(
+        lambda: other.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "T0"}).code == 0, "T0 is known"
+    )
+    broker.client.close()
+    wait_until(
+        lambda: (
+            TopicList.decode(other.ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body).topic_list == ()
+        ),
+        "no topic is left",
+    )
+
+
+def test_a_broker_whose_connection_ends_while_its_table_is_read_is_not_known(
+    node: NameserverNode, connect: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    broker, other = Peer(node.port), connect()
+    body = table(*(f"T{number}" for number in range(20_000))).encode()
+    command = RemotingCommand.request(RequestCode.REGISTER_BROKER, registration(0, body), body)
+    broker.client.oneway(broker.addr, command)
+    waiting = node._brokers._turns._waiting
+    wait_until(lambda: waiting, "it is being read")
+    broker.client.close()
+    wait_until(lambda: not waiting, "it is not read any more")
+    answer = other.ok(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert ClusterInfo.decode(answer.body).broker_addr_table == {}
+
+
+def test_a_large_table_that_waits_gives_way_to_the_next_one(connect: Callable[[], Peer]) -> None:
+    """A stock broker sends its whole table with each topic that a send creates."""
+    broker, other = connect(), connect()
+    bodies = [
+        table(*(f"T{number}" for number in range(5_000)), f"Only{at}", version=DataVersion(at, 1)).encode()
+        for at in range(8)
+    ]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = []
+        for body in bodies:
+            answers.append(pool.submit(broker.ask, RequestCode.REGISTER_BROKER, registration(0, body), body))
+        assert {answer.result().code for answer in answers} == {0}
+    # Threads may send in any order: the last one counts, whichever that is.
+    listed = set(TopicList.decode(other.ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body).topic_list)
+    assert {f"T{number}" for number in range(5_000)} <= listed
+    assert any(f"Only{at}" in listed for at in range(8))
+
+
+def test_too_many_topics_of_one_broker_are_refused_before_they_are_known(
+    node: NameserverNode, peer: Peer
+) -> None:
+    node._brokers._table._queue_entries_max = 3_000
+    body = table(*(f"T{number}" for number in range(3_001))).encode()
+    answer = peer.ask(RequestCode.REGISTER_BROKER, registration(0, body), body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the name server is full" in (answer.remark or "")
+    assert TopicList.decode(peer.ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body).topic_list == ()

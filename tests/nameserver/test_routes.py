@@ -4,7 +4,9 @@ import pytest
 
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import SETTLED_S, KnownEpoch
-from haservice.nameserver.routes import Master, Queues, Registered, Registration, RouteTable
+from haservice.nameserver.registration import Master, Registered, Registration
+from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.topic_queues import Queues
 from haservice.remoting.bodies.clients import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)

@@ -418,3 +418,42 @@ def test_the_loop_tells_of_bytes_until_it_is_told_to_stop() -> None:
     server.unwatch(ours.fileno(), lambda: None)
     ours.close()
     theirs.close()
+
+
+def test_clients_leave_some_files_to_all_else(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker whose clients have taken every descriptor could begin no segment."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    sockets: list[socket.socket] = []
+    try:
+        with serving({}) as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the clients are in this process, too
+            sockets += [socket.create_connection(("127.0.0.1", server.ports[0])) for _ in range(200)]
+            wait_until(lambda: any("cannot accept" in record.getMessage() for record in caplog.records))
+            assert "175 of the 200 files that the process may open are open" in caplog.text
+            assert server.connections < 200 - 25
+            for sock in sockets:
+                sock.close()
+            wait_until(lambda: server.connections == 0, "all are gone")
+            with socket.create_connection(("127.0.0.1", server.ports[0])):
+                wait_until(lambda: server.connections == 1, "the next one is accepted")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for sock in sockets:
+            sock.close()
+
+
+def test_one_sweep_closes_all_idle_connections_though_one_turn_does_not_look_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("haservice.remoting.server.SWEPT_AT_ONCE", 3)
+    monkeypatch.setattr(RemotingServer, "_schedule_sweep", lambda _: None)
+    with serving({}, idle_seconds=0.001) as server:
+        sockets = [socket.create_connection(("127.0.0.1", server.ports[0])) for _ in range(20)]
+        try:
+            wait_until(lambda: server.connections == 20, "all are there")
+            server.call_soon(server.loop.call_later, 0.01, server._sweep)
+            wait_until(lambda: server.connections == 0, "all are closed")
+        finally:
+            for sock in sockets:
+                sock.close()

@@ -4,7 +4,7 @@ One follower per name server, all on the loop of the broker's client, each at it
 
     at start                  at once
     answered                  again after the period (30 s)
-    a topic changed           again, after a short while in which more changes may join
+    a topic changed           again, at once; what changes until the answer is told together
     slave without its master  again within a second: a master that returns is found at once
     refused for a newer epoch  again after 5 s: the newer master may have been a stranger, gone by then
     no answer                 again after 0.5 s, 1 s, 2 s, then every 5 s
@@ -15,6 +15,9 @@ The connection stays open in between, for a name server takes its end as the bro
 several name servers may differ; the broker believes the first one, in the configuration's order, that names
 a master.  If that one stops answering, the broker believes it until another one names a master, for silence
 says nothing about the master.  `stop` unregisters, so that no route names a broker that is gone.
+
+What it tells of the topics, and how, is in told_topics.py: a created topic costs the same with ten topics and with
+fifty thousand.
 
 A registration carries the number of this broker's last epoch, which a stock name server ignores.  Ours gives
 an old master no route, and tells it who the newer one is.
@@ -31,21 +34,22 @@ from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicTable
+from haservice.broker.metadata.told_topics import Telling, ToldTopics
+from haservice.broker.metadata.topics import TopicTable
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.log_throttle import LogThrottle
-from haservice.remoting.bodies.clients import KVTable, RegisterBrokerBody, body_crc32
+from haservice.remoting.bodies.clients import KVTable
+from haservice.remoting.bodies.registration import body_crc32
 from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import Body, RemotingCommand
-from haservice.remoting.frame import FRAME_BYTES_MAX
 from haservice.remoting.headers.clients import (
     BrokerHeader,
     RegisterBrokerHeader,
     RegisterBrokerResponseHeader,
 )
-from haservice.remoting.headers.lineage import NewerMasterHeader
+from haservice.remoting.headers.lineage import KnownTopicsHeader, NewerMasterHeader, ToldTopicsHeader
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +59,7 @@ RETRY_MAX_S = 5.0
 MASTER_WANTED_S = 1.0
 # A master that a name server refuses a route asks this often.
 REFUSED_S = 5.0
-# Changes within this time are told together.
-GATHER_S = 0.05
 UNREGISTER_TIMEOUT_S = 1.0
-# A name server, a stock one too, closes the connection on a larger frame; the header needs some of it.
-BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 
 
 class Identity(NamedTuple):
@@ -109,6 +109,10 @@ class Registration:
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
         self._topics = topics
+        self._told_topics = {
+            addr: ToldTopics(addr, topics, lambda: self._permission, is_slave=identity.broker_id != 0)
+            for addr in self._addrs
+        }
         self._permission = permission
         self._period_s = period_s
         self._timeout_s = timeout_s
@@ -203,10 +207,11 @@ class Registration:
                 if self._master_wanted():
                     return
                 continue
-            await asyncio.sleep(GATHER_S)
             return
 
     async def _register(self, client: RemotingClient, addr: str) -> None:
+        # Cleared before the table is read, and before it is seen who waits: what comes later sets it again.
+        self._announced[addr].clear()
         expecting = list(self._untold)
         try:
             await self._register_now(client, addr)
@@ -221,15 +226,19 @@ class Registration:
     async def _register_now(self, client: RemotingClient, addr: str) -> None:
         if self._on_reachable is not None and addr not in self._masters:
             await self._on_reachable(client, addr)
-        # Cleared before the table is read: a later change sets it again.
-        self._announced[addr].clear()
-        body = self._body()
-        if len(body) > BODY_BYTES_MAX:
-            count = len(self._topics)
-            raise RemotingError(
-                f"{addr}: the registration of {count} topics has {len(body)} bytes, a name server takes"
-                f" {BODY_BYTES_MAX}: delete topics (maxTopics bounds them)"
-            )
+        topics, more = self._told_topics[addr], True
+        connection = await client.reach(addr, self._timeout_s)
+        while more:
+            telling = await topics.next(connection)
+            request = self._request(telling)
+            answer = expect(addr, await client.invoke_on(connection, addr, request, self._timeout_s))
+            told, newer = _told(addr, answer)
+            refused = newer.newer_epoch is not None and self._identity.broker_id == 0
+            known = KnownTopicsHeader.decode(answer.ext).topics_version
+            more = topics.heard(telling, known, refused=refused)
+        self._registered(addr, told, newer, answer.body)
+
+    def _request(self, telling: Telling) -> RemotingCommand:
         identity = self._identity
         header = RegisterBrokerHeader(
             identity.broker_name,
@@ -237,30 +246,27 @@ class Registration:
             identity.cluster_name,
             identity.ha_server_addr,
             identity.broker_id,
-            body_crc32=body_crc32(body),
-            epoch=self._epoch(),
+            telling.compressed,
+            body_crc32(telling.body),
+            self._epoch(),
         )
-        request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header.encode(), body)
-        answer = expect(addr, await client.invoke(addr, request, self._timeout_s))
+        ext = {**header.encode(), **ToldTopicsHeader(telling.base, telling.whole or None).encode()}
+        return RemotingCommand.request(RequestCode.REGISTER_BROKER, ext, telling.body)
+
+    def _registered(
+        self, addr: str, told: RegisterBrokerResponseHeader, newer: NewerMasterHeader, order_topics: Body
+    ) -> None:
         if addr not in self._masters:
+            identity = self._identity
             logger.info(
                 "registered namesrv=%s broker=%s addr=%s", addr, identity.broker_name, identity.broker_addr
             )
-        master, newer = _told(addr, answer)
-        self._masters[addr] = MasterAddresses(master.master_addr, master.ha_server_addr)
+        self._masters[addr] = MasterAddresses(told.master_addr, told.ha_server_addr)
         self._failures.pop(addr, None)
-        self._heed_order_topics(addr, answer.body)
+        self._heed_order_topics(addr, order_topics)
         self._heed_newer(addr, newer)
         self._known_at.add(addr)
         self._believe(self._named_master())
-
-    def _body(self) -> bytes:
-        """All topics, without R or W if brokerPermission lacks it."""
-        wrapper = self._topics.wrapper()
-        both = PERM_READ | PERM_WRITE
-        if self._permission & both != both:
-            wrapper = wrapper.with_perm(self._permission)
-        return RegisterBrokerBody(topics=wrapper).encode()
 
     def _believe(self, master: MasterAddresses) -> None:
         self._believed = master
@@ -326,6 +332,7 @@ class Registration:
         outcome = state.outcome
         reason = str(outcome.exception()) if outcome is not None else f"{addr}: unknown"
         self._failures[addr] = reason
+        self._told_topics[addr].forget()
         self._attempt_ended(addr)
         self._disbelieve(addr)
         if self._throttle.ready(addr):

@@ -1,6 +1,7 @@
 """Tables: what a broker keeps besides its log, each in a file of `config/` below the store.
 
     topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
+    topics.journal: what a large topics.json does not say yet
 
 Names and contents are RocketMQ's.  A slave has its master's tables, except the filters of its own consumers.
 """
@@ -62,6 +63,14 @@ class Tables:
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
+
+    def close(self) -> None:
+        """The last pass, once the tables are at rest: RocketMQ's files have everything."""
+        self.persistence.persist()
+        try:
+            self.topics.close()
+        except OSError as error:
+            logger.error("topics.json not written, its journal has the changes reason=%s", error)
 
     def queue_end(self, topic: str, queue_id: int) -> int | None:
         """The queue's max offset; None for a deleted topic, whose groups' offsets stay."""

@@ -2,7 +2,8 @@
 
 Reads need no lock: a topic is looked up in a dict whose values never change in place.  The loop, the work
 threads (admin requests) and the slave's sync thread make changes under one lock.  Every change raises the
-data version, which name servers and slaves compare for equality only.
+data version, which name servers and slaves compare for equality only.  Whoever has the table needs only what changed
+since: TopicChanges.
 
 Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
 
@@ -16,10 +17,13 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from commitlog.kernel.layout import NAME_LETTERS, TOPIC_BYTES_MAX
 from commitlog.log.log import wall_clock_ms
+from haservice.broker.metadata.topic_changes import TopicChanges
+from haservice.broker.metadata.topics_file import TopicsFile
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
@@ -82,6 +86,13 @@ class TopicsFull(RequestError):
         )
 
 
+class TableAt(NamedTuple):
+    """A table, or what changed in it, up to the change `mark`."""
+
+    mark: int
+    wrapper: TopicConfigWrapper
+
+
 class TopicTable:
     """Topic name → TopicConfig.  `on_change` is called after a change, by the thread that made it."""
 
@@ -95,7 +106,11 @@ class TopicTable:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
-        self._stored = stored
+        self._file = TopicsFile(stored)
+        # Held while the file or its journal is written; the first of two writers writes for both.
+        self._file_lock = threading.Lock()
+        # The last change that is stored.
+        self._stored = -1
         self._clock_ms = clock_ms
         self.on_change = on_change
         self._topics_max = config.max_topics
@@ -106,6 +121,10 @@ class TopicTable:
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
         }
         self._data_version = DataVersion(counter=0, timestamp=clock_ms())
+        self._changes = TopicChanges()
+        # The order topics that were set last, and the change behind which that was.
+        self._ordered: frozenset[str] = frozenset()
+        self._ordered_at = -1
         names = {config.cluster_name, config.broker_name, config.cluster_name + REPLY_SUFFIX}
         self._system = SYSTEM_TOPICS | names
 
@@ -127,8 +146,28 @@ class TopicTable:
 
     def wrapper(self) -> TopicConfigWrapper:
         """The whole table with its version: the body of 21 and 103, and the file."""
+        return self.whole().wrapper
+
+    def whole(self) -> TableAt:
+        """The whole table as it is now."""
         with self._lock:
-            return TopicConfigWrapper(data_version=self._data_version, topic_config_table=dict(self._table))
+            return TableAt(self._changes.number, TopicConfigWrapper(self._data_version, dict(self._table)))
+
+    def changes_after(self, mark: int) -> TableAt | None:
+        """What changed behind `mark`, with the present version; None if only the whole table tells it."""
+        with self._lock:
+            changed = self._changes.after(mark)
+            if changed is None:
+                return None
+            found = [(topic, self._table.get(topic)) for topic in changed]
+            return TableAt(
+                self._changes.number,
+                TopicConfigWrapper(
+                    self._data_version,
+                    {name: topic for name, topic in found if topic is not None},
+                    [name for name, topic in found if topic is None] or None,
+                ),
+            )
 
     @property
     def system_topics(self) -> frozenset[str]:
@@ -218,28 +257,34 @@ class TopicTable:
         """
         with self._lock:
             changed = [
-                topic for topic in self._table.values() if topic.order != (topic.topic_name in ordered)
+                topic for topic in self._to_order(ordered) if topic.order != (topic.topic_name in ordered)
             ]
             for topic in changed:
                 self._table[topic.topic_name] = dataclasses.replace(topic, order=not topic.order)
-            if not changed:
-                return False
-            self._raise_version()
+            if changed:
+                self._raise_version(*[topic.topic_name for topic in changed])
+            self._ordered, self._ordered_at = frozenset(ordered), self._changes.number
+        if not changed:
+            return False
         for topic in changed:
             logger.info("topic is %s order topic topic=%s", "no" if topic.order else "an", topic.topic_name)
         self.on_change()
         return True
 
+    def _to_order(self, ordered: Collection[str]) -> Iterable[TopicConfig]:
+        """The topics whose mark may be wrong: with the same order topics as before, those that changed since."""
+        names = self._changes.after(self._ordered_at) if self._ordered == ordered else None
+        if names is None:
+            return self._table.values()
+        return [topic for name in names if (topic := self._table.get(name)) is not None]
+
     def delete(self, topic: str) -> bool:
         """Removes `topic`; False if it did not exist.  The caller looks after its consume queues."""
         with self._lock:
-            if topic not in self._table:
+            if self._table.pop(topic, None) is None:
                 return False
-            table = dict(self._table)
-            del table[topic]
-            self._table = table
             self._told_full = False
-            self._raise_version()
+            self._raise_version(topic)
         logger.info("topic deleted topic=%s", topic)
         self.on_change()
         return True
@@ -257,6 +302,7 @@ class TopicTable:
                 raise ValueError(f"the master has {count} topics, here maxTopics={self._topics_max}")
             self._table = dict(wrapper.topic_config_table)
             self._data_version = wrapper.data_version
+            self._changes.note_all()
         logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
         self.on_change()
         return True
@@ -285,22 +331,28 @@ class TopicTable:
         """Gives the same table a new version, so that name servers learn it anew."""
         with self._lock:
             self._raise_version()
+            self._changes.note_all()
         self.on_change()
 
     # Storing
 
     def load(self) -> None:
-        """Reads the file, if there is one; its topics replace the start values."""
-        wrapper = self._stored.load(TopicConfigWrapper.decode)
-        if wrapper is None:
+        """Reads the file, if there is one, and its journal; their topics replace the start values."""
+        steps = self._file.load()
+        if not steps:
             return
         with self._lock:
-            table = {**self._table, **wrapper.topic_config_table}
+            table = dict(self._table)
+            for step in steps:
+                table.update(step.topic_config_table)
+                for name in step.deleted_topics or ():
+                    table.pop(name, None)
             template = table.get(DEFAULT_TOPIC)
             if template is not None and not self._config.auto_create_topic_enable:
                 table[DEFAULT_TOPIC] = dataclasses.replace(template, perm=template.perm & ~PERM_INHERIT)
             self._table = table
-            self._data_version = wrapper.data_version
+            self._data_version = steps[-1].data_version
+            self._changes.note_all()
         if len(table) > self._topics_max:
             logger.warning(
                 "more topics are stored than may be, none is added count=%d maxTopics=%d",
@@ -309,8 +361,35 @@ class TopicTable:
             )
 
     def persist(self) -> bool:
-        """Writes the file if it differs; False if there was nothing to write.  Blocks: not for the loop."""
-        return self._stored.save(lambda: self.wrapper().encode(pretty=True))
+        """Stores what changed, in the file or its journal; False if there was nothing to write.
+
+        Changes made while another thread writes are stored together with the next write.  Blocks: not for the loop.
+        Raises OSError.
+        """
+        with self._file_lock:
+            changes = self.changes_after(self._stored)
+            if changes is not None and changes.mark == self._stored and not self._file.journaled:
+                return False
+            if changes is None or self._file.whole_is_due(len(self._table)):
+                return self._persist_whole()
+            if changes.mark == self._stored:
+                return False
+            self._file.add(changes.wrapper)
+            self._stored = changes.mark
+            return True
+
+    def close(self) -> None:
+        """Writes the file whole, if its journal says what it does not.  Raises OSError."""
+        with self._file_lock:
+            if self._file.journaled or self._changes.number != self._stored:
+                self._persist_whole()
+
+    def _persist_whole(self) -> bool:
+        assert self._file_lock.locked()
+        whole = self.whole()
+        written = self._file.write_whole(whole.wrapper)
+        self._stored = whole.mark
+        return written
 
     def _add(self, topic: TopicConfig) -> None:
         """Adds a new topic.  Raises TopicsFull."""
@@ -327,10 +406,11 @@ class TopicTable:
     def _put(self, topic: TopicConfig) -> None:
         assert self._lock.locked()
         self._table[topic.topic_name] = topic
-        self._raise_version()
+        self._raise_version(topic.topic_name)
 
-    def _raise_version(self) -> None:
+    def _raise_version(self, *changed: str) -> None:
         assert self._lock.locked()
+        self._changes.note(changed)
         self._data_version = DataVersion(counter=self._data_version.counter + 1, timestamp=self._clock_ms())
 
 

@@ -7,23 +7,13 @@ Member names and quirks are RocketMQ 4.9.8's; a class's `encode` gives the form 
 from __future__ import annotations
 
 import dataclasses
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from haservice.remoting.bodies.offset_text import decode_offsets
-from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
+from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
-
-# The most topics in a register request, plain or compressed.  A plain one with 40,000 topics, all with the
-# longest names, is a frame of 16 MiB; no broker of ours has more.  Each topic takes 512 bytes of a tree.
-TOPICS_MAX = 50_000
-REGISTER_TREE_BYTES_MAX = 32 * 1024 * 1024
-INFLATED_BYTES_MAX = 16 * 1024 * 1024
-
-_INT32 = struct.Struct(">i")
 
 # The brokerId of a master, in routes and everywhere else.
 MASTER_ID = 0
@@ -37,6 +27,10 @@ class DataVersion(JSONBody):
 
     counter: int = 0
     timestamp: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.counter}-{self.timestamp}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,116 +96,39 @@ class TopicConfig(JSONBody):
     topic_sys_flag: int = 0
     order: bool = False
 
+    def tree(self) -> dict[str, Any]:
+        """Written out: a table may have a hundred thousand topics."""
+        return {
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_nums,
+            "topicFilterType": self.topic_filter_type,
+            "topicName": self.topic_name,
+            "topicSysFlag": self.topic_sys_flag,
+            "writeQueueNums": self.write_queue_nums,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigWrapper(JSONBody):
-    """21, part of 103, and `config/topics.json`."""
+    """21, part of 103, and `config/topics.json`.
+
+    `deleted_topics` is ours: in what says only how a table changed.
+    """
 
     data_version: DataVersion = DataVersion()
     topic_config_table: Mapping[str, TopicConfig] = field(default_factory=dict)
+    deleted_topics: Sequence[str] | None = None
 
     def with_perm(self, perm: int) -> TopicConfigWrapper:
         """The same table with every topic's permissions replaced by `perm`."""
         table = {
             name: dataclasses.replace(topic, perm=perm) for name, topic in self.topic_config_table.items()
         }
-        return TopicConfigWrapper(self.data_version, table)
+        return TopicConfigWrapper(self.data_version, table, self.deleted_topics)
 
 
 NO_TOPICS = TopicConfigWrapper()
-
-
-@dataclass(frozen=True, slots=True)
-class RegisterBrokerBody(JSONBody):
-    """103, plain or compressed."""
-
-    TREE_BYTES_MAX: ClassVar[int] = REGISTER_TREE_BYTES_MAX
-
-    topics: TopicConfigWrapper = field(default=NO_TOPICS, metadata=named("topicConfigSerializeWrapper"))
-    filter_servers: Sequence[str] = field(default=(), metadata=named("filterServerList"))
-
-    def encode_compressed(self) -> bytes:
-        """zlib of length-prefixed parts: version, number of topics, a line per topic, filter servers."""
-        version = self.topics.data_version.encode()
-        parts = [_INT32.pack(len(version)), version, _INT32.pack(len(self.topics.topic_config_table))]
-        for topic in self.topics.topic_config_table.values():
-            line = (
-                f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm}"
-                f" {topic.topic_filter_type}"
-            ).encode()
-            parts += (_INT32.pack(len(line)), line)
-        filters = dumps(list(self.filter_servers))
-        parts += (_INT32.pack(len(filters)), filters)
-        return zlib.compress(b"".join(parts), 9)
-
-    @classmethod
-    def decode_compressed(cls, data: bytes | memoryview) -> RegisterBrokerBody:
-        """`order` and `topic_sys_flag` of the topics are not in this form."""
-        parts = _Parts(_inflate(data))
-        version = DataVersion.decode(parts.take("data version"))
-        table: dict[str, TopicConfig] = {}
-        topics = parts.number("number of topics")
-        if topics > TOPICS_MAX:
-            raise BodyUnreadable(f"{topics} topics are registered, more than {TOPICS_MAX}")
-        for _ in range(topics):
-            topic = _topic_of_line(parts.take("topic").decode(errors="replace"))
-            table[topic.topic_name] = topic
-        filters = loads(parts.take("filter servers"), dialect=False)
-        if type(filters) is not list or not all(type(server) is str for server in filters):
-            raise BodyUnreadable("filter servers are no array of strings")
-        return cls(TopicConfigWrapper(version, table), tuple(filters))
-
-
-def body_crc32(data: bytes | memoryview) -> int:
-    """The checksum in a register request: CRC-32 of the body as sent, without Java's sign bit."""
-    return zlib.crc32(data) & 0x7FFFFFFF
-
-
-class _Parts:
-    """Length-prefixed parts of a text, in order."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def number(self, what: str) -> int:
-        if len(self._data) - self._position < 4:
-            raise BodyUnreadable(f"the body ends before the {what}, at byte {self._position}")
-        (number,) = _INT32.unpack_from(self._data, self._position)
-        self._position += 4
-        # Each counted part takes at least the four bytes of its length.
-        if not 0 <= number <= len(self._data) - self._position:
-            left = len(self._data) - self._position
-            raise BodyUnreadable(f"{what} announces {number}, {left} bytes are left")
-        return int(number)
-
-    def take(self, what: str) -> bytes:
-        size = self.number(what)
-        self._position += size
-        return self._data[self._position - size : self._position]
-
-
-def _inflate(data: bytes | memoryview) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(data, INFLATED_BYTES_MAX)
-    except zlib.error as error:
-        raise BodyUnreadable(f"{len(data)} bytes are not compressed: {error}") from None
-    if inflater.unconsumed_tail:
-        raise BodyUnreadable(f"{len(data)} bytes unfold to more than {INFLATED_BYTES_MAX}")
-    if not inflater.eof:
-        raise BodyUnreadable(f"the compressed body ends early, after {len(data)} bytes")
-    return inflated
-
-
-def _topic_of_line(line: str) -> TopicConfig:
-    words = line.split(" ")
-    if len(words) != 5:
-        raise BodyUnreadable(f"a topic has {len(words)} words, not 5: {line[:80]!r}")
-    try:
-        return TopicConfig(words[0], int(words[1]), int(words[2]), int(words[3]), words[4])
-    except ValueError:
-        raise BodyUnreadable(f"a topic has numbers that are none: {line[:80]!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,26 @@ class NewerMasterHeader(ExtHeader):
 
 
 @dataclass(frozen=True, slots=True)
+class ToldTopicsHeader(ExtHeader):
+    """In 103: the version of the table that the body's topics change, or that the broker has no other topics.
+
+    Versions are as DataVersion.text gives them.
+    """
+
+    topics_base: str | None = None
+    topics_whole: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTopicsHeader(ExtHeader):
+    """In the answer to such a 103: the version of the broker's topics that the name server has; "" if it does not
+    have them whole.
+    """
+
+    topics_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EpochBody(JSONBody):
     """One epoch of one master: it began where `start` is, `master` is a replica id, "" where it is unknown."""
 
