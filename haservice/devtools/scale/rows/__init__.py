@@ -1,0 +1,1 @@
+"""The rows of scripts/bench_scale: each module has a tuple ROWS."""
