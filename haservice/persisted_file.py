@@ -45,6 +45,8 @@ class PersistedFile:
         self._saved: bytes | bytearray | None = None
         # Set when the main file did not parse: it must not become the backup of what replaces it.
         self._main_unfit = False
+        # Whether the last load read the backup, because the file itself is missing or does not parse.
+        self.from_backup = False
 
     def load(self, parse: Callable[[bytes], T]) -> T | None:
         """What `parse` makes of the main file, or of the backup; None when neither is fit to read.
@@ -60,6 +62,7 @@ class PersistedFile:
             try:
                 if not content.strip():
                     raise ValueError("it is empty")
+                self.from_backup = path != self.path
                 return parse(content)
             except (ValueError, TypeError, KeyError) as error:
                 logger.error("stored file does not parse path=%s reason=%s", path, error)

@@ -276,7 +276,7 @@ class BrokerNode:
         self.persistence = self.tables.persistence
         self.topics.on_change = self._topics_changed
         self.groups.on_change = self.persistence.soon
-        self._started("tables", lambda _: self.persistence.persist())
+        self._started("tables", lambda _: self.tables.close())
 
     def _build_services(self, opened: OpenedRole) -> None:
         """Builds what has threads, and connects it; the ports' processors are filled in later."""
@@ -324,6 +324,7 @@ class BrokerNode:
             self.live,
             groups=self.groups,
             topics=self.topics,
+            offsets=self.offsets,
             persistence=self.persistence,
             retention=store.retention,
             durability=self.durability,

@@ -111,7 +111,7 @@ class OffsetReclaim:
             return name in known or self._groups.get(name) is not None
 
         table = ConsumerOffsetWrapper.decode(body).offset_table
-        moved = self._offsets.take_further(handed_back(table, is_group, self._end_of))
+        moved = self._offsets.take_further(handed_back(table.items(), is_group, self._end_of))
         logger.info(
             "consumer offsets compared slave=%s topics_at_groups=%d taken=%d", addr, len(table), moved
         )

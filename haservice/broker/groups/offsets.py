@@ -112,11 +112,7 @@ class OffsetsProcessor:
             )
         group, topic = header.consumer_group, header.topic
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the offset of group {group} in queue {header.queue_id} of topic {topic} is not kept: "
-                f"{self._offsets.full}; mqadmin deleteSubGroup -r true takes those of a group away",
-            )
+            raise self._offsets.refusal(group, topic, header.queue_id)
         return command.answer()
 
     def all_offsets(

@@ -2,7 +2,8 @@
 
     topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
 
-Names and contents are RocketMQ's.  A slave has its master's tables, except the filters of its own consumers.
+Names and contents are RocketMQ's; beside the second is a journal of ours (`offsets.journal`).  A slave has
+its master's tables, except the filters of its own consumers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.persistence import Persistence
 from haservice.broker.metadata.readable_topics import unlisted_topics
 from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
+from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.configuration.settings import NodeConfig
 from haservice.persisted_file import PersistedFile
@@ -40,7 +42,11 @@ class Tables:
         self.topics.load()
         if not is_slave:
             self._list_topics()
-        self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
+        self.offsets = ConsumerOffsets(
+            PersistedFile(directory / "consumerOffset.json"),
+            journal=OffsetJournal(directory / "consumerOffset.journal"),
+            text_bytes_max=broker.max_consumer_offset_bytes,
+        )
         self.offsets.load()
         if not is_slave:
             self.offsets.warn_of_ends_passed(self.queue_end)
@@ -62,6 +68,14 @@ class Tables:
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
+
+    def close(self) -> None:
+        """Writes all tables once more, at a clean stop, so that a stock broker finds them in RocketMQ's files."""
+        self.persistence.persist()
+        try:
+            self.offsets.persist_whole()
+        except OSError as error:
+            logger.error("consumerOffset.json not written, its journal has what is new reason=%s", error)
 
     def queue_end(self, topic: str, queue_id: int) -> int | None:
         """The queue's max offset; None for a deleted topic, whose groups' offsets stay."""

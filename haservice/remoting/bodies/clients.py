@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -273,9 +273,17 @@ class ConsumerOffsetWrapper(JSONBody):
     @classmethod
     def decode(cls, data: bytes | memoryview | str) -> Self:
         table: dict[str, Mapping[int, int]] = {}
-        for tree in decode_offsets(data.encode() if isinstance(data, str) else data):
-            table.update(cls.from_tree({"offsetTable": tree}).offset_table)
+        for part in cls.decode_slices(data.encode() if isinstance(data, str) else data):
+            table.update(part)
         return cls(table)
+
+    @classmethod
+    def decode_slices(
+        cls, data: bytes | memoryview, *, tree_bytes_max: int = 0
+    ) -> Iterator[Mapping[str, Mapping[int, int]]]:
+        """As decode(), slice by slice: a table with a million keys is never one dict.  See decode_offsets."""
+        for tree in decode_offsets(data, tree_bytes_max=tree_bytes_max):
+            yield cls.from_tree({"offsetTable": tree}).offset_table
 
 
 @dataclass(frozen=True, slots=True)
