@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from haservice.remoting.bodies.offset_text import decode_offsets
+from haservice.remoting.bodies.offset_text import decode_offsets, plain_offsets
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX, BodyUnreadable, dumps, loads
 from haservice.remoting.json_body import JSONBody, named
 
@@ -283,7 +283,8 @@ class ConsumerOffsetWrapper(JSONBody):
     ) -> Iterator[Mapping[str, Mapping[int, int]]]:
         """As decode(), slice by slice: a table with a million keys is never one dict.  See decode_offsets."""
         for tree in decode_offsets(data, tree_bytes_max=tree_bytes_max):
-            yield cls.from_tree({"offsetTable": tree}).offset_table
+            plain = plain_offsets(tree)
+            yield cls.from_tree({"offsetTable": tree}).offset_table if plain is None else plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ SLICE_BYTES = 32 * 1024
 # The most memory for all slices of a text: half a million queues, each under a key of its own.
 TREE_BYTES_MAX = 160 * 1024 * 1024
 
+# Of a queue id that fits into 64 bits whatever its digits are.
+_ID_LETTERS_MAX = 18
+_I64_MAX = 2**63 - 1
+
 _BEGIN = re.compile(rb'\s*\{\s*"offsetTable"\s*:\s*\{')
 _END = re.compile(rb"\}\s*\}\s*\Z")
 
@@ -105,7 +109,7 @@ def decode_changes(data: bytes | memoryview, *, tree_bytes_max: int = 0) -> dict
                 changes[key] = {
                     int(number): offset
                     for number, offset in queues.items()
-                    if offset is None or type(offset) is int
+                    if offset is None or (type(offset) is int and offset <= _I64_MAX)
                 }
                 if len(changes[key]) < len(queues):
                     raise BodyUnreadable(f"an offset of {key[:80]!r} is not a whole number of 64 bits")
@@ -139,6 +143,23 @@ def decode_offsets(data: bytes | bytearray | memoryview, *, tree_bytes_max: int 
             yield _whole(data, tree_bytes_max)
             return
         yield tree
+
+
+def plain_offsets(tree: Any) -> dict[str, dict[int, int]] | None:
+    """The table of a slice's tree, several times as fast as member by member; None if it is not quite as it
+    should be.
+    """
+    table: dict[str, dict[int, int]] = {}
+    try:
+        for key, queues in tree.items():
+            table[key] = {int(number): offset for number, offset in queues.items() if type(offset) is int}
+            if len(table[key]) < len(queues) or not queues:
+                return None
+            if max(map(len, queues)) > _ID_LETTERS_MAX or max(table[key].values()) > _I64_MAX:
+                return None
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return table
 
 
 def _slice(view: memoryview, position: int, last: int) -> tuple[bytes, int]:
