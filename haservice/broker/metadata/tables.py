@@ -14,7 +14,7 @@ from commitlog.store import Store
 from haservice.broker.delay.offsets import DelayOffsets, level_bounds
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata.persistence import Persistence
+from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.broker.metadata.readable_topics import unlisted_topics
 from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.broker.offsets.journal import OffsetJournal
@@ -60,9 +60,9 @@ class Tables:
         self.filters.load()
         self.persistence = Persistence(
             {
-                "topics": self.topics.persist,
+                "topics": by_version(self.topics.persist, lambda: self.topics.data_version),
                 "consumer offsets": self.offsets.persist,
-                "groups": self.groups.persist,
+                "groups": by_version(self.groups.persist, lambda: self.groups.data_version),
                 "consumer filters": self.filters.persist,
                 "delay offsets": self.delays.persist,
             },
