@@ -199,6 +199,41 @@ def test_a_reset_on_the_master_and_a_deleted_group_reach_the_slave(slave: Slave)
         assert slave.offsets.table() == {}
 
 
+def test_what_a_stock_master_sends_again_is_not_read_again_and_what_changed_here_still_counts(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def watched(kind: Any) -> Any:
+        decode = kind.decode
+
+        def noted(body: Any) -> Any:
+            read.append(kind.__name__)
+            return decode(body)
+
+        return noted
+
+    for kind in (TopicConfigWrapper, SubscriptionGroupWrapper):
+        monkeypatch.setattr(kind, "decode", watched(kind))
+    merges: list[int] = []
+    merge = slave.offsets.merge
+    monkeypatch.setattr(slave.offsets, "merge", lambda *args, **more: merges.append(merge(*args, **more)))
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+        slave.offsets.commit("g", "T", 0, 50)
+        for _ in range(3):
+            slave.sync_again()
+        assert (len(merges), len(read)) == (1, 2)
+        assert slave.offsets.table() == {"T@g": {0: 50, 1: 20}}
+        master.offsets = {"T@g": {0: 12, 1: 20}}  # consumers are back at the master
+        master.topics = TopicConfigWrapper(DataVersion(8, 8), {"U": topic_config("U", 4, 6)})
+        slave.sync_again()
+        assert (len(merges), len(read)) == (2, 3)
+        assert slave.offsets.table() == {"T@g": {0: 12, 1: 20}}
+        assert [topic.topic_name for topic in slave.topics] == ["U"]
+
+
 def test_a_master_of_ours_sends_what_changed_and_nothing_while_nothing_does(
     slave: Slave, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ fetches at once when messages of an unknown topic arrive: they must be readable 
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    as topics
 
 A master of ours answers 43 with what changed since the last look, and 21 and 201 with nothing while we have its
-version.  A stock master answers with the whole table each time.
+version.  A stock master answers with the whole table each time; one that it has sent before is not read again.
 
 RocketMQ overwrites in the second step: after an outage the master's older offsets win, and messages are
 consumed twice.  RocketMQ asks for 21 at the master's VIP port (listenPort - 2); the main port serves it as
@@ -29,7 +29,7 @@ from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.topics import TopicTable
 from haservice.broker.offsets.changes import Changed
-from haservice.broker.offsets.fetch import fetch_offsets
+from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
 from haservice.errors import AnswerError, RemotingError
 from haservice.log_throttle import LogThrottle
@@ -105,8 +105,10 @@ class SlaveSync:
         # The task's: the connection of the last offsets.  The same connection means the same run of the
         # master; a master that returns has another.
         self._looked_over: Connection | None = None
-        # The version of those offsets at a master of ours; "" at another.
+        # The version of those offsets: see offsets.fetch.
         self._looked_version = ""
+        # By request code: the digest of the last whole table, and the version that we had with it.
+        self._taken: dict[int, tuple[str, DataVersion]] = {}
         self._throttle = LogThrottle()
         # Why the master refused a copy, or its answer was bad; "" once all was copied.
         self.refused = ""
@@ -235,9 +237,12 @@ class SlaveSync:
         return good
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
-        body = await _fetch_changed(client, addr, RequestCode.GET_ALL_TOPIC_CONFIG, self._topics.data_version)
-        if body is not None:
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        body = await _fetch_changed(client, addr, code, self._topics.data_version)
+        digest = digest_of(body or b"")
+        if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
             self._topics.replace_all(TopicConfigWrapper.decode(body))
+            self._taken[code] = (digest, self._topics.data_version)
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         before, self._looked_over = self._looked_over, None
@@ -263,8 +268,10 @@ class SlaveSync:
     async def _sync_groups(self, client: RemotingClient, addr: str) -> None:
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         body = await _fetch_changed(client, addr, code, self._groups.data_version)
-        if body is not None:
+        digest = digest_of(body or b"")
+        if body is not None and self._taken.get(code) != (digest, self._groups.data_version):
             self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
+            self._taken[code] = (digest, self._groups.data_version)
 
     def _warn(self, addr: str, error: Exception) -> None:
         hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
@@ -281,7 +288,7 @@ async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> Body:
 async def _fetch_changed(
     client: RemotingClient, addr: str, code: RequestCode, known: DataVersion
 ) -> Body | None:
-    """None if the master has the version that is `known` here."""
+    """None if a master of ours has the version that is `known` here."""
     header = KnownVersionHeader(known.counter, known.timestamp)
     request = RemotingCommand.request(code, header.encode())
     answer = expect(addr, await client.invoke(addr, request, TIMEOUT_S))

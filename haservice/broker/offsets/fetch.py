@@ -1,8 +1,13 @@
-"""Fetches another broker's consumer offsets by request 43: by change from ours, whole from a stock one."""
+"""Fetches another broker's consumer offsets by request 43: by change from ours, whole from a stock one.
+
+A stock master does not say that nothing changed.  So its answer is compared, by a digest, with the one before: a
+whole look at a table takes a hundred times as long.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
@@ -25,7 +30,7 @@ _TREE_BYTES = 8
 class Fetched(NamedTuple):
     """`changes` since the version that was asked for, or, if that is None, the whole `table`.
 
-    `version` is the master's now, "" if it has none.
+    `version` is the master's now; of a stock master it is the answer's digest.
     """
 
     version: str
@@ -48,7 +53,11 @@ async def fetch_offsets(
     """
     deadline = Deadline(timeout_s)
     body, told = await _ask(client, addr, CopyOffsetsHeader(part=0, since=since), deadline)
-    version = told.version or ""
+    version = told.version
+    if version is None:
+        version = await asyncio.to_thread(digest_of, body)
+        if version == since:
+            return Fetched(version, ShardedTable(), {})
     if told.changes:
         changes = await asyncio.to_thread(decode_changes, body) if body else {}
         return Fetched(version, ShardedTable(), changes)
@@ -65,6 +74,10 @@ async def fetch_offsets(
         finally:
             await taking
     return Fetched(version, reading.table, None)
+
+
+def digest_of(body: Body) -> str:
+    return "=" + hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 async def _ask(
