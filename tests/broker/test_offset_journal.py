@@ -264,6 +264,22 @@ def test_a_crash_at_any_change_of_the_disk_loses_only_what_was_not_persisted(tmp
     assert crashes > 100
 
 
+def test_very_many_changes_are_written_by_writing_the_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_offsets, "MANY", 50)
+    offsets = begun(tmp_path)
+    for number in range(300):
+        offsets.commit("g", "T", number, 5)
+    assert offsets.persist()
+    assert whole(tmp_path) == offsets.table()
+    for number in range(60):  # many, but not a quarter
+        offsets.commit("g", "T", number, 6)
+    assert offsets.persist()
+    assert whole(tmp_path) != offsets.table()
+    assert opened(tmp_path).table() == offsets.table()
+
+
 def test_changes_beyond_what_is_kept_make_the_file_be_written_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

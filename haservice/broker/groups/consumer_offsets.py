@@ -40,6 +40,8 @@ V = TypeVar("V")
 
 # maxConsumerOffsetBytes.
 TEXT_BYTES_MAX = 128 * 1024 * 1024
+# So many changes, a quarter of the table at least, are written by writing the file whole: a slave's first copy.
+MANY = 20_000
 # How long changes are kept for slaves, which ask every 10 s.
 KEPT_S = 120.0
 # The pause between two slices for the file, so that the loop can run; nobody waits for the file.
@@ -371,7 +373,8 @@ class ConsumerOffsets:
                 self._changes.forget(min(self._passes.popleft()[1], self._written))
         if last == self._written and not stored.too_old:
             return False
-        if unwritten is None or stored.whole_is_due(self._table.text_bytes):
+        many = sum(batch.queues for batch in unwritten or ()) >= max(MANY, self._table.count // 4)
+        if unwritten is None or many or stored.whole_is_due(self._table.text_bytes):
             return False if stored.rests else self._write_whole(_unhurried(self.slices()), last)
         stored.add(encode_changes(part) for part in slices(merged(unwritten).items()))
         self._written = last

@@ -4,6 +4,7 @@ A small table is written whole each time, as RocketMQ does.  Of a large one the 
 file is written whole
 
     at a clean stop;
+    instead of very many changes at once, such as a slave's first copy;
     once the journal is as large as the table, or JOURNAL_BYTES_MIN;
     once the file is WHOLE_EVERY_S old, for a stock broker that opens the store after a crash;
     after a start that found a journal, and after a failed sync of it.
