@@ -151,6 +151,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         live,
         groups=tables.groups,
         topics=tables.topics,
+        offsets=tables.offsets,
         persistence=tables.persistence,
         retention=store.retention,
         durability=durability,

@@ -179,6 +179,9 @@ class BrokerConfig:
     flush_consumer_offset_interval_ms: int = TOPICS.key("flushConsumerOffsetInterval", 5000, MS, OFFSETS)(
         "How often consumer offsets are written to disk."
     )
+    max_consumer_offset_bytes: int = TOPICS.key(
+        "maxConsumerOffsetBytes", 128 * 1024 * 1024, Values("bytes", low=1024, high=2**30), OURS, OFFSETS
+    )("The broker keeps this many bytes of consumer offsets: 32 a queue, and the names of topic and group.")
     reject_transaction_message: bool = SENDING.key("rejectTransactionMessage", False, ANY, IMPORTANT, SENDS)(
         "Transactional messages are refused."
     )

@@ -33,6 +33,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
+from haservice.remoting.headers.copies import OffsetsCopyHeader
 from tests.support.brokers import addr_of, send
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -141,6 +142,27 @@ def test_slaves_are_asked_again_only_by_a_master_that_a_name_server_had_dropped(
         master.run(side.addr)
         assert side.asked[4:] == [106, 201, 43]
         assert master.offsets.query("g", "T", 0) == 50
+
+
+def test_a_large_table_has_the_time_that_its_parts_take(tmp_path: Path) -> None:
+    """Each part comes after most of the patience."""
+    master = Master(tmp_path, patience_s=3.0)
+    parts = 3
+
+    async def part(request: RemotingCommand) -> RemotingCommand:
+        number = int(request.ext["part"])
+        await asyncio.sleep(1.1)
+        answer = OffsetsCopyHeader("run.1", copy="7", more=number + 1 < parts)
+        body = ConsumerOffsetWrapper({f"T{number}@g": {0: 50 + number}}).encode()
+        return request.answer(ext=answer.encode(), body=body)
+
+    with other_side() as side:
+        side.all_offsets = lambda _, request: asyncio.ensure_future(part(request))  # type: ignore[method-assign,assignment]
+        with serving(side.handlers()) as server:
+            side.addr = f"127.0.0.1:{server.ports[0]}"
+            master.run(side.addr)
+    taken = {f"T{number}@g": {0: 50 + number} for number in range(parts)}
+    assert master.offsets.table() == {"T@g": {0: 10, 1: 10}, **taken}
 
 
 def test_what_goes_wrong_is_told_and_nothing_is_taken(

@@ -352,7 +352,7 @@ def test_offsets_beyond_the_bound_are_refused_with_the_reason_and_told_of(
     node = start()
     assert send(client, addr_of(node), "T").code == ResponseCode.SUCCESS
     assert table(client, addr_of(node))["consumerOffsetsNotKept"] == ""
-    node.offsets._offsets_max = len(node.offsets)
+    node.offsets.configure(0)
 
     def update() -> RemotingCommand:
         header = UpdateConsumerOffsetHeader("G", "T", 0, 1)
@@ -363,7 +363,10 @@ def test_offsets_beyond_the_bound_are_refused_with_the_reason_and_told_of(
     header = PullMessageHeader("H", "T", 0, 0, 1, sys_flag=1 | 4, commit_offset=1, subscription="*")
     for _ in range(3):
         pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, header.encode())
-        assert client.call(addr_of(node), pull).code == ResponseCode.SUCCESS
+        answer = client.call(addr_of(node), pull)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "group H in queue 0 of topic T is not kept" in (answer.remark or "")
+        assert "maxConsumerOffsetBytes=0" in (answer.remark or "")
     answer = update()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "the offset of group G in queue 0 of topic T is not kept: no more offsets" in (answer.remark or "")

@@ -142,17 +142,28 @@ def test_offsets_made_on_another_store_are_told_of_once_with_the_worst(
 
 
 def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:
-    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"), offsets_max=2)
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"), text_bytes_max=100)
     assert offsets.commit("g", "T", 0, 1)
     assert offsets.commit("g", "T", 1, 1)
     assert not offsets.commit("g", "T", 2, 1)
     assert not offsets.commit("h", "T", 0, 1)
     assert offsets.commit("g", "T", 1, 5)
     assert offsets.table() == {"T@g": {0: 1, 1: 5}}
-    assert offsets.full == "no more offsets are kept, there are 2; commits refused so far: 2"
+    assert offsets.full == (
+        "no more offsets are kept, the 2 there are take 77 of maxConsumerOffsetBytes=100; "
+        "commits refused so far: 2"
+    )
+    reason = str(offsets.refusal("h", "T", 0))
+    assert "group h in queue 0 of topic T is not kept" in reason
+    assert "maxConsumerOffsetBytes=100" in reason
     offsets.remove_group("g")
     assert offsets.full == ""
     assert offsets.commit("h", "T", 0, 1)
+    assert offsets.commit("h", "T", 1, 1)
+    assert not offsets.commit("h", "T", 2, 1)
+    offsets.configure(1000)
+    assert offsets.full == ""
+    assert offsets.commit("h", "T", 2, 1)
 
 
 class SlicedLock:

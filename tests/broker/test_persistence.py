@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.metadata.persistence import Persistence
+from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
+from haservice.remoting.bodies.clients import DataVersion
 from haservice.service import Service
 from tests.support.waiting import wait_until
 
@@ -116,3 +117,23 @@ def test_a_mistake_in_one_table_keeps_no_other_from_its_file() -> None:
 
     Persistence({"wrong": wrong, "right": right}, 1.0).persist()
     assert written == ["right"]
+
+
+def test_a_table_of_the_same_version_is_not_encoded_again() -> None:
+    version, calls = DataVersion(1, 1), []
+
+    def persist() -> bool:
+        calls.append(version)
+        if len(calls) == 2:
+            raise OSError("no space")
+        return True
+
+    tried = by_version(persist, lambda: version)
+    assert tried()
+    assert not tried()
+    version = DataVersion(2, 1)
+    with pytest.raises(OSError, match="no space"):
+        tried()
+    assert tried()
+    assert not tried()
+    assert calls == [DataVersion(1, 1), DataVersion(2, 1), DataVersion(2, 1)]

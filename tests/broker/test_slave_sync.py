@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
 from haservice.broker.metadata.slave_sync import SlaveSync
+from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.offsets.copies import OffsetCopies
 from haservice.configuration.settings import BrokerConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
@@ -30,6 +32,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
+from haservice.remoting.headers.copies import CopyOffsetsHeader
 from haservice.remoting.server import Listener, RemotingServer
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -78,6 +81,42 @@ class Delays:
 
     def replace(self, body: DelayOffsetWrapper) -> None:
         self.table = body.offset_table
+
+
+class OurMaster(Master):
+    """As a master of ours answers; `sent` has the size of each answer's body, by request code."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.table = TopicTable(BrokerConfig(broker_name="a"), PersistedFile(directory / "mt.json"))
+        self.our_groups = Groups(True, PersistedFile(directory / "mg.json"))
+        self.our_offsets = ConsumerOffsets(PersistedFile(directory / "mo.json"))
+        self.sent: list[tuple[int, int]] = []
+        self._copies = OffsetCopies(self.our_offsets)
+        self._topics = TableCopies(self.table, self.offload)
+        self._groups = TableCopies(self.our_groups, self.offload)
+
+    def offload(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]:
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(function(*args))
+        return done
+
+    async def _noted(self, request: RemotingCommand, answer: Any) -> RemotingCommand:
+        command: RemotingCommand = answer if isinstance(answer, RemotingCommand) else await answer
+        self.sent.append((request.code, len(command.body)))
+        return command
+
+    def all_topics(self, connection: Connection, request: RemotingCommand) -> Any:
+        return asyncio.ensure_future(self._noted(request, self._topics.answer(request)))
+
+    def all_groups(self, connection: Connection, request: RemotingCommand) -> Any:
+        return asyncio.ensure_future(self._noted(request, self._groups.answer(request)))
+
+    def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = CopyOffsetsHeader.decode(request.ext)
+        made = self._copies.quick(header) or self._copies.answer(header)
+        self.sent.append((request.code, len(made.body)))
+        return request.answer(ext=made.header.encode(), body=memoryview(made.body))
 
 
 class Slave:
@@ -158,6 +197,95 @@ def test_a_reset_on_the_master_and_a_deleted_group_reach_the_slave(slave: Slave)
         master.offsets = {}
         slave.sync_again()
         assert slave.offsets.table() == {}
+
+
+def test_what_a_stock_master_sends_again_is_not_read_again_and_what_changed_here_still_counts(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def watched(kind: Any) -> Any:
+        decode = kind.decode
+
+        def noted(body: Any) -> Any:
+            read.append(kind.__name__)
+            return decode(body)
+
+        return noted
+
+    for kind in (TopicConfigWrapper, SubscriptionGroupWrapper):
+        monkeypatch.setattr(kind, "decode", watched(kind))
+    merges: list[int] = []
+    merge = slave.offsets.merge
+    monkeypatch.setattr(slave.offsets, "merge", lambda *args, **more: merges.append(merge(*args, **more)))
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced, "one pass")
+        slave.offsets.commit("g", "T", 0, 50)
+        for _ in range(3):
+            slave.sync_again()
+        assert (len(merges), len(read)) == (1, 2)
+        assert slave.offsets.table() == {"T@g": {0: 50, 1: 20}}
+        master.offsets = {"T@g": {0: 12, 1: 20}}  # consumers are back at the master
+        master.topics = TopicConfigWrapper(DataVersion(8, 8), {"U": topic_config("U", 4, 6)})
+        slave.sync_again()
+        assert (len(merges), len(read)) == (2, 3)
+        assert slave.offsets.table() == {"T@g": {0: 12, 1: 20}}
+        assert [topic.topic_name for topic in slave.topics] == ["U"]
+
+
+def test_a_master_of_ours_sends_what_changed_and_nothing_while_nothing_does(
+    slave: Slave, tmp_path: Path
+) -> None:
+    master = OurMaster(tmp_path)
+    for number in range(500):
+        master.our_offsets.commit("g", f"T{number}", 0, 100)
+    with serving(master.handlers()) as server:
+        slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
+        wait_until(lambda: slave.synced, "one pass")
+        assert len(slave.offsets) == 500
+        assert slave.topics.data_version == master.table.data_version
+        slave.sync_again()
+        assert sorted(master.sent[3:]) == [(21, 0), (43, 0), (201, 0)]
+        master.our_offsets.commit("g", "T7", 0, 4)  # a reset
+        master.our_offsets.commit("new", "T7", 0, 1)
+        slave.offsets.commit("g", "T8", 0, 200)
+        slave.offsets.commit("mine", "T8", 0, 3)
+        slave.sync_again()
+        sizes = dict(master.sent[6:])
+        assert 0 < sizes[43] < 80
+        assert slave.offsets.query("g", "T7", 0) == 4
+        assert slave.offsets.query("new", "T7", 0) == 1
+        assert slave.offsets.query("g", "T8", 0) == 200
+        assert slave.offsets.query("mine", "T8", 0) == 3
+        slave.offsets.commit("g", "T9", 0, 200)
+        master.our_offsets.remove_group("g")
+        master.table.update(topic_config("New", 1, 6))
+        master.our_groups.find("newcomer")
+        slave.sync_again()
+        assert slave.offsets.table() == {"T9@g": {0: 200}, "T7@new": {0: 1}, "T8@mine": {0: 3}}
+        assert slave.topics.get("New") is not None
+        assert slave.groups.get("newcomer") is not None
+
+
+def test_another_run_of_a_master_of_ours_sends_all_and_lowers_nothing(slave: Slave, tmp_path: Path) -> None:
+    port = free_port_block(1)
+    for run, offset in enumerate((10, 4)):
+        master = OurMaster(tmp_path / str(run))
+        master.our_offsets.commit("g", "T", 0, offset)
+        with serving_at(port, master):
+            slave.sync.set_master_addr(f"127.0.0.1:{port}")
+            slave.sync_again()
+            wait_until(
+                lambda sent=master.sent: [size for code, size in sent if code == 43], "offsets asked for"
+            )
+            assert slave.offsets.table() == {"T@g": {0: 10}}
+            slave.sync_again()
+            assert [size for code, size in master.sent if code == 43][1:2] == [0]
+            if run:
+                master.our_offsets.commit("g", "T", 0, 5)
+                slave.sync_again()
+                assert slave.offsets.table() == {"T@g": {0: 5}}
 
 
 def test_a_master_that_returns_with_older_offsets_lowers_none(slave: Slave) -> None:

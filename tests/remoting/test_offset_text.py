@@ -24,7 +24,7 @@ def test_slices_are_written_as_the_whole_and_read_wherever_they_are_cut(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offset_text, "SLICE_KEYS", 2)
         patch.setattr(offset_text, "SLICE_BYTES", slice_bytes)
-        text = encode_offsets(slices(table), pretty=pretty)
+        text = encode_offsets(slices(table.items()), pretty=pretty)
         assert text == whole.encode(pretty=pretty)
         assert ConsumerOffsetWrapper.decode(text) == whole
 
@@ -51,8 +51,8 @@ def test_what_is_no_table_is_refused(text: str) -> None:
 
 def test_the_memory_that_a_table_takes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_text, "TREE_BYTES_MAX", 300_000)
-    text = encode_offsets(slices({f"T{number}@G": {0: 1} for number in range(1000)}))
+    text = encode_offsets(slices({f"T{number}@G": {0: 1} for number in range(1000)}.items()))
     assert len(ConsumerOffsetWrapper.decode(text).offset_table) == 1000
-    text = encode_offsets(slices({f"T{number}@G": {0: 1} for number in range(1200)}))
+    text = encode_offsets(slices({f"T{number}@G": {0: 1} for number in range(1200)}.items()))
     with pytest.raises(BodyUnreadable, match="more than 300000"):
         ConsumerOffsetWrapper.decode(text)

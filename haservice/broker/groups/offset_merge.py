@@ -12,14 +12,16 @@ master's table with the look before, if both were at the same run of the same ma
     nothing                   it had one, ours is unchanged    none: the group was deleted there
     nothing                   else                             ours
 
-Pure: no clock, no table, no lock.
+Pure: no clock, no lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from haservice.broker.offsets.table import ShardedTable
 
 SEPARATOR = "@"
 
@@ -37,13 +39,25 @@ class Look(NamedTuple):
 class Looks:
     """A whole look: the master's table, and the offsets kept here where they differ."""
 
-    theirs: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    theirs: ShardedTable = field(default_factory=ShardedTable)
     kept: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def get(self, key: str, queue_id: int) -> Look | None:
         """None for a queue that the master did not have."""
-        theirs = self.theirs.get(key, {}).get(queue_id)
+        queues = self.theirs.get(key)
+        theirs = None if queues is None else queues.get(queue_id)
         return None if theirs is None else Look(theirs, self.kept.get((key, queue_id), theirs))
+
+    def note(self, key: str, queue_id: int, theirs: int | None, kept: int | None) -> None:
+        """One queue of this look: the master's offset, None if it has none, and the one kept here."""
+        if theirs is None:
+            self.theirs.drop(key, (queue_id,))
+        else:
+            self.theirs.put(key, queue_id, theirs)
+        if theirs is None or kept is None or kept == theirs:
+            self.kept.pop((key, queue_id), None)
+        else:
+            self.kept[key, queue_id] = kept
 
 
 def settled(ours: int | None, theirs: int | None, last: Look | None) -> int | None:
@@ -58,7 +72,7 @@ def settled(ours: int | None, theirs: int | None, last: Look | None) -> int | No
 
 
 def handed_back(
-    slaves: Mapping[str, Mapping[int, int]],
+    slaves: Iterable[tuple[str, Mapping[int, int]]],
     is_group: Callable[[str], bool],
     end_of: Callable[[str, int], int | None],
 ) -> OffsetTable:
@@ -69,7 +83,7 @@ def handed_back(
     master numbers anew what it has lost, and a group that was further would skip it.
     """
     taken: OffsetTable = {}
-    for key, queues in slaves.items():
+    for key, queues in slaves:
         topic, _, group = key.partition(SEPARATOR)
         if is_group(group):
             here = {

@@ -13,7 +13,8 @@ overwrite what was committed to them, and the messages are consumed again.  Stoc
 The master does not ask again after a name server was unreachable that still lists it: that name server sent
 nobody to a slave, and offsets that were reset here meanwhile would move forward again.
 
-All of it has `PATIENCE_S`.  Failures are logged, and the master registers all the same.
+All of it has `PATIENCE_S`; a large table has as long for each of its parts, and all parts `PATIENCE_MAX_S`.
+Failures are logged, and the master registers all the same.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from collections.abc import Callable, Container
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.offset_merge import handed_back
 from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.offsets.fetch import fetch_offsets
+from haservice.broker.offsets.table import ShardedTable
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     ClusterInfo,
-    ConsumerOffsetWrapper,
     SubscriptionGroupWrapper,
 )
 from haservice.remoting.client import RemotingClient, expect
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # For everything: a running slave answers in milliseconds.  A start waits no longer before it registers.
 PATIENCE_S = 2.0
+PATIENCE_MAX_S = 30.0
 # More than any pair has; of a name server that names more, the rest is ignored.
 SLAVES_MAX = 8
 
@@ -73,10 +76,16 @@ class OffsetReclaim:
 
     async def run(self, client: RemotingClient, namesrv_addr: str) -> None:
         """Raises only when cancelled."""
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() + PATIENCE_MAX_S
+
+        def prolong() -> None:
+            patience.reschedule(min(loop.time() + self._patience_s, latest_s))
+
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._patience_s) as patience:
                 slaves = await self._slaves(client, namesrv_addr)
-                await asyncio.gather(*(self._take(client, addr) for addr in slaves))
+                await asyncio.gather(*(self._take(client, addr, prolong) for addr in slaves))
         except TimeoutError:
             logger.warning("consumer offsets not taken back reason=not all there in %g s", self._patience_s)
         except (RemotingError, ValueError) as error:
@@ -95,26 +104,29 @@ class OffsetReclaim:
         slaves = [addr for number, addr in broker.broker_addrs.items() if number != MASTER_ID]
         return [addr for addr in slaves if addr != self._own_addr][:SLAVES_MAX]
 
-    async def _take(self, client: RemotingClient, addr: str) -> None:
+    async def _take(self, client: RemotingClient, addr: str, prolong: Callable[[], None]) -> None:
         try:
             known = SubscriptionGroupWrapper.decode(
                 await self._ask(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             ).subscription_group_table
-            body = await self._ask(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            theirs = await fetch_offsets(
+                client,
+                addr,
+                PATIENCE_MAX_S,
+                text_bytes_max=self._offsets.text_bytes_max,
+                on_part=prolong,
+            )
             # In a thread: half a million offsets would block the loop for half a second.
-            await asyncio.to_thread(self._take_further, addr, known, body)
+            await asyncio.to_thread(self._take_further, addr, known, theirs.table)
         except (RemotingError, ValueError) as error:
             logger.warning("consumer offsets not taken back slave=%s reason=%s", addr, error)
 
-    def _take_further(self, addr: str, known: Container[str], body: Body) -> None:
+    def _take_further(self, addr: str, known: Container[str], theirs: ShardedTable) -> None:
         def is_group(name: str) -> bool:
             return name in known or self._groups.get(name) is not None
 
-        table = ConsumerOffsetWrapper.decode(body).offset_table
-        moved = self._offsets.take_further(handed_back(table, is_group, self._end_of))
-        logger.info(
-            "consumer offsets compared slave=%s topics_at_groups=%d taken=%d", addr, len(table), moved
-        )
+        moved = self._offsets.take_further(handed_back(theirs.items(), is_group, self._end_of))
+        logger.info("consumer offsets compared slave=%s queues=%d taken=%d", addr, theirs.count, moved)
         if moved:
             self._on_taken()
 

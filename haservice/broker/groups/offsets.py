@@ -2,7 +2,7 @@
 
     14 QUERY_CONSUMER_OFFSET         22 if the group has none and must choose its start itself
     15 UPDATE_CONSUMER_OFFSET        any value is stored, while there is room; accepted on a slave too
-    43 GET_ALL_CONSUMER_OFFSET       the whole table, for slaves
+    43 GET_ALL_CONSUMER_OFFSET       the table for slaves, whole or what changed: see offsets.copies
     29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest index entry, not "the first not before"
     30 GET_MAX_OFFSET  31 GET_MIN_OFFSET      0 for what does not exist
     32 GET_EARLIEST_MSG_STORETIME    -1 for an empty queue
@@ -21,6 +21,7 @@ from haservice.broker.groups.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX
 from haservice.broker.metadata.store_view import UNKNOWN_MS
 from haservice.broker.metadata.topics import TOPIC_LENGTH_MAX
+from haservice.broker.offsets.copies import OffsetCopies
 from haservice.broker.pull.reader import QueueReader
 from haservice.broker.pull.scan import Log, Queue
 from haservice.errors import RequestError
@@ -35,6 +36,7 @@ from haservice.remoting.headers.clients import (
     TimestampResponseHeader,
     UpdateConsumerOffsetHeader,
 )
+from haservice.remoting.headers.copies import CopyOffsetsHeader
 from haservice.remoting.workers import Offload
 
 
@@ -60,6 +62,7 @@ class OffsetsProcessor:
         self._find_queue = find_queue
         self._reader = reader
         self._offload = offload
+        self._copies = OffsetCopies(offsets)
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -112,20 +115,23 @@ class OffsetsProcessor:
             )
         group, topic = header.consumer_group, header.topic
         if not self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the offset of group {group} in queue {header.queue_id} of topic {topic} is not kept: "
-                f"{self._offsets.full}; mqadmin deleteSubGroup -r true takes those of a group away",
-            )
+            raise self._offsets.refusal(group, topic, header.queue_id)
         return command.answer()
 
     def all_offsets(
         self, connection: Connection, command: RemotingCommand
-    ) -> asyncio.Future[RemotingCommand]:
-        return asyncio.ensure_future(self._all_offsets(command))
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        header = CopyOffsetsHeader.decode(command.ext)
+        quick = self._copies.quick(header)
+        if quick is not None:
+            return command.answer(ext=quick.header.encode())
+        return asyncio.ensure_future(self._all_offsets(command, header))
 
-    async def _all_offsets(self, command: RemotingCommand) -> RemotingCommand:
-        return command.answer(body=memoryview(await self._offload(self._offsets.encode)))
+    async def _all_offsets(self, command: RemotingCommand, header: CopyOffsetsHeader) -> RemotingCommand:
+        if header.part is None:
+            return command.answer(body=memoryview(await self._offload(self._copies.whole)))
+        made = await self._offload(self._copies.answer, header)
+        return command.answer(ext=made.header.encode(), body=memoryview(made.body))
 
     # Of queues
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
+from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.metadata.topic_admin import SLAVE_REMARK
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -39,6 +40,7 @@ class GroupsProcessor:
         self._groups = groups
         self._offsets = offsets
         self._offload = offload
+        self._copies = TableCopies(groups, offload)
         self._is_slave = is_slave
         self._on_deleted = on_deleted
 
@@ -58,11 +60,10 @@ class GroupsProcessor:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from None
         return command.answer()
 
-    def all_groups(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        return asyncio.ensure_future(self._all_groups(command))
-
-    async def _all_groups(self, command: RemotingCommand) -> RemotingCommand:
-        return command.answer(body=await self._offload(self._groups.wrapper().encode))
+    def all_groups(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
+        return self._copies.answer(command)
 
     def delete(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """A group that does not exist is no error, as in RocketMQ: there may still be offsets of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from commitlog.options import RETENTION, SEND_WAITS
 from commitlog.upkeep.retention import Retention
+from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.persistence import Persistence
 from haservice.broker.metadata.registration import Registration
@@ -30,6 +31,7 @@ def follow_settings(
     *,
     groups: Groups,
     topics: TopicTable,
+    offsets: ConsumerOffsets,
     persistence: Persistence,
     retention: Retention,
     durability: Durability,
@@ -40,6 +42,7 @@ def follow_settings(
     live.follow({TOPIC_CREATION}, lambda c: topics.allow_creation(c.broker.auto_create_topic_enable))
     live.follow({TOPIC_COUNT}, lambda c: topics.configure(c.broker.max_topics))
     live.follow({OFFSETS}, lambda c: persistence.configure(c.broker.flush_consumer_offset_interval_ms / 1000))
+    live.follow({OFFSETS}, lambda c: offsets.configure(c.broker.max_consumer_offset_bytes))
     live.follow({RETENTION}, lambda c: retention.configure(c.log))
     live.follow(
         {SEND_WAITS},

@@ -8,6 +8,9 @@ fetches at once when messages of an unknown topic arrive: they must be readable 
     45  GET_ALL_DELAY_OFFSET                taken whole: only masters deliver delayed messages
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    as topics
 
+A master of ours answers 43 with what changed since the last look, and 21 and 201 with nothing while we have its
+version.  A stock master answers with the whole table each time; one that it has sent before is not read again.
+
 RocketMQ overwrites in the second step: after an outage the master's older offsets win, and messages are
 consumed twice.  RocketMQ asks for 21 at the master's VIP port (listenPort - 2); the main port serves it as
 well, on stock masters too, so we ask there.
@@ -25,10 +28,13 @@ from typing import Protocol
 from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.offsets.changes import Changed
+from haservice.broker.offsets.fetch import digest_of, fetch_offsets
+from haservice.broker.offsets.table import ShardedTable
 from haservice.errors import AnswerError, RemotingError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import (
-    ConsumerOffsetWrapper,
+    DataVersion,
     DelayOffsetWrapper,
     SubscriptionGroupWrapper,
     TopicConfigWrapper,
@@ -37,6 +43,7 @@ from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import Body, RemotingCommand
 from haservice.remoting.connection import Connection
+from haservice.remoting.headers.copies import KnownVersionHeader, TableCopyHeader
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +53,8 @@ RETRY_S = 2.0
 # What to do if a master has access control.
 ACL_HINT = " (set aclCredentialsFile here, or white-list this broker's address in the master's plain_acl.yml)"
 TIMEOUT_S = 3.0
-# A master with half a million of them takes a second to encode them.
-OFFSETS_TIMEOUT_S = 15.0
+# For all parts of a copy: a master with half a million offsets takes a second to encode them.
+OFFSETS_TIMEOUT_S = 30.0
 # Unknown topics that have woken us; one that the master does not know either wakes us once.
 STRANGERS_MAX = 1000
 
@@ -55,7 +62,14 @@ STRANGERS_MAX = 1000
 class OffsetTable(Protocol):
     """The consumer offsets, as far as they are copied."""
 
-    def merge(self, body: ConsumerOffsetWrapper, /, *, continued: bool) -> object: ...
+    @property
+    def text_bytes_max(self) -> int: ...
+
+    def begin_look(self) -> bool: ...
+
+    def merge(self, table: ShardedTable, /, *, continued: bool) -> object: ...
+
+    def merge_changes(self, changes: Changed, /) -> object: ...
 
 
 class DelayTable(Protocol):
@@ -91,6 +105,10 @@ class SlaveSync:
         # The task's: the connection of the last offsets.  The same connection means the same run of the
         # master; a master that returns has another.
         self._looked_over: Connection | None = None
+        # The version of those offsets: see offsets.fetch.
+        self._looked_version = ""
+        # By request code: the digest of the last whole table, and the version that we had with it.
+        self._taken: dict[int, tuple[str, DataVersion]] = {}
         self._throttle = LogThrottle()
         # Why the master refused a copy, or its answer was bad; "" once all was copied.
         self.refused = ""
@@ -219,28 +237,41 @@ class SlaveSync:
         return good
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
-        body = await _fetch(client, addr, RequestCode.GET_ALL_TOPIC_CONFIG)
-        self._topics.replace_all(TopicConfigWrapper.decode(body))
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        body = await _fetch_changed(client, addr, code, self._topics.data_version)
+        digest = digest_of(body or b"")
+        if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
+            self._topics.replace_all(TopicConfigWrapper.decode(body))
+            self._taken[code] = (digest, self._topics.data_version)
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         before, self._looked_over = self._looked_over, None
-        body = await _fetch(client, addr, RequestCode.GET_ALL_CONSUMER_OFFSET, OFFSETS_TIMEOUT_S)
-        now = client.connection(addr)
-        # In a thread: half a million offsets would block the loop for half a second.
-        await asyncio.to_thread(
-            lambda: self._offsets.merge(
-                ConsumerOffsetWrapper.decode(body), continued=before is not None and now is before
-            )
+        same_run = before is not None and client.connection(addr) is before
+        since = self._looked_version if same_run and self._offsets.begin_look() else ""
+        fetched = await fetch_offsets(
+            client, addr, OFFSETS_TIMEOUT_S, since=since, text_bytes_max=self._offsets.text_bytes_max
         )
-        self._looked_over = now
+        now = client.connection(addr)
+        changes = fetched.changes
+        # In a thread: half a million offsets would block the loop for half a second.
+        if changes is None:
+            continued = before is not None and now is before
+            await asyncio.to_thread(lambda: self._offsets.merge(fetched.table, continued=continued))
+        else:
+            await asyncio.to_thread(self._offsets.merge_changes, changes)
+        self._looked_over, self._looked_version = now, fetched.version
 
     async def _sync_delays(self, client: RemotingClient, addr: str) -> None:
         body = await _fetch(client, addr, RequestCode.GET_ALL_DELAY_OFFSET)
         self._delays.replace(DelayOffsetWrapper.decode(body))
 
     async def _sync_groups(self, client: RemotingClient, addr: str) -> None:
-        body = await _fetch(client, addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        body = await _fetch_changed(client, addr, code, self._groups.data_version)
+        digest = digest_of(body or b"")
+        if body is not None and self._taken.get(code) != (digest, self._groups.data_version):
+            self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
+            self._taken[code] = (digest, self._groups.data_version)
 
     def _warn(self, addr: str, error: Exception) -> None:
         hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""
@@ -250,5 +281,15 @@ class SlaveSync:
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 
-async def _fetch(client: RemotingClient, addr: str, code: RequestCode, timeout_s: float = TIMEOUT_S) -> Body:
-    return expect(addr, await client.invoke(addr, RemotingCommand.request(code), timeout_s)).body
+async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> Body:
+    return expect(addr, await client.invoke(addr, RemotingCommand.request(code), TIMEOUT_S)).body
+
+
+async def _fetch_changed(
+    client: RemotingClient, addr: str, code: RequestCode, known: DataVersion
+) -> Body | None:
+    """None if a master of ours has the version that is `known` here."""
+    header = KnownVersionHeader(known.counter, known.timestamp)
+    request = RemotingCommand.request(code, header.encode())
+    answer = expect(addr, await client.invoke(addr, request, TIMEOUT_S))
+    return None if TableCopyHeader.decode(answer.ext).unchanged else answer.body

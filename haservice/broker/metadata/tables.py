@@ -3,7 +3,8 @@
     topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
     topics.journal: what a large topics.json does not say yet
 
-Names and contents are RocketMQ's.  A slave has its master's tables, except the filters of its own consumers.
+Names and contents are RocketMQ's; beside the second is a journal of ours (`offsets.journal`).  A slave has
+its master's tables, except the filters of its own consumers.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from commitlog.store import Store
 from haservice.broker.delay.offsets import DelayOffsets, level_bounds
 from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata.persistence import Persistence
+from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.broker.metadata.readable_topics import unlisted_topics
 from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
+from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.configuration.settings import NodeConfig
 from haservice.persisted_file import PersistedFile
@@ -41,7 +43,11 @@ class Tables:
         self.topics.load()
         if not is_slave:
             self._list_topics()
-        self.offsets = ConsumerOffsets(PersistedFile(directory / "consumerOffset.json"))
+        self.offsets = ConsumerOffsets(
+            PersistedFile(directory / "consumerOffset.json"),
+            journal=OffsetJournal(directory / "consumerOffset.journal"),
+            text_bytes_max=broker.max_consumer_offset_bytes,
+        )
         self.offsets.load()
         if not is_slave:
             self.offsets.warn_of_ends_passed(self.queue_end)
@@ -57,7 +63,7 @@ class Tables:
             {
                 "topics": self.topics.persist,
                 "consumer offsets": self.offsets.persist,
-                "groups": self.groups.persist,
+                "groups": by_version(self.groups.persist, lambda: self.groups.data_version),
                 "consumer filters": self.filters.persist,
                 "delay offsets": self.delays.persist,
             },
@@ -65,12 +71,16 @@ class Tables:
         )
 
     def close(self) -> None:
-        """The last pass, once the tables are at rest: RocketMQ's files have everything."""
+        """The last pass, once the tables are at rest, so that a stock broker finds everything in RocketMQ's files."""
         self.persistence.persist()
-        try:
-            self.topics.close()
-        except OSError as error:
-            logger.error("topics.json not written, its journal has the changes reason=%s", error)
+        for name, write in (
+            ("consumerOffset.json", self.offsets.persist_whole),
+            ("topics.json", self.topics.close),
+        ):
+            try:
+                write()
+            except OSError as error:
+                logger.error("%s not written, its journal has the changes reason=%s", name, error)
 
     def queue_end(self, topic: str, queue_id: int) -> int | None:
         """The queue's max offset; None for a deleted topic, whose groups' offsets stay."""

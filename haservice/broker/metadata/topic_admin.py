@@ -16,6 +16,7 @@ from typing import Protocol
 
 from haservice.bounds import QUEUES_MAX
 from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.metadata.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import (
@@ -69,6 +70,7 @@ class TopicProcessor:
         self._queues = queues
         self._view = view
         self._offload = offload
+        self._copies = TableCopies(topics, offload)
         self._broker_name = broker_name
         self._is_slave = is_slave
 
@@ -114,9 +116,11 @@ class TopicProcessor:
         self._check_changeable(name)
         return asyncio.ensure_future(self._deleted(request, name))
 
-    def all_topics(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+    def all_topics(
+        self, connection: Connection, request: RemotingCommand
+    ) -> RemotingCommand | asyncio.Future[RemotingCommand]:
         """21."""
-        return asyncio.ensure_future(self._all_topics(request))
+        return self._copies.answer(request)
 
     def topic_stats(
         self, connection: Connection, request: RemotingCommand
@@ -140,9 +144,6 @@ class TopicProcessor:
             raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
         if self._topics.is_system(name):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
-
-    async def _all_topics(self, request: RemotingCommand) -> RemotingCommand:
-        return request.answer(body=await self._offload(self._topics.wrapper().encode))
 
     async def _updated(self, request: RemotingCommand) -> RemotingCommand:
         answer = await self._persisted(request)

@@ -135,7 +135,9 @@ class PullProcessor:
         header = read_pull(command.ext)
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+            where = header.consumer_group, header.topic, header.queue_id
+            if not self._offsets.commit(*where, header.commit_offset):
+                raise self._offsets.refusal(*where)
         if pull.selector is None:
             return self._answer(pull, self._look(pull))
         outside = self._reader.outside(header.topic, header.queue_id, header.queue_offset)

@@ -7,11 +7,11 @@ Member names and quirks are RocketMQ 4.9.8's; a class's `encode` gives the form 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from haservice.remoting.bodies.offset_text import decode_offsets
+from haservice.remoting.bodies.offset_text import decode_offsets, plain_offsets
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
 
@@ -190,9 +190,18 @@ class ConsumerOffsetWrapper(JSONBody):
     @classmethod
     def decode(cls, data: bytes | memoryview | str) -> Self:
         table: dict[str, Mapping[int, int]] = {}
-        for tree in decode_offsets(data.encode() if isinstance(data, str) else data):
-            table.update(cls.from_tree({"offsetTable": tree}).offset_table)
+        for part in cls.decode_slices(data.encode() if isinstance(data, str) else data):
+            table.update(part)
         return cls(table)
+
+    @classmethod
+    def decode_slices(
+        cls, data: bytes | memoryview, *, tree_bytes_max: int = 0
+    ) -> Iterator[Mapping[str, Mapping[int, int]]]:
+        """As decode(), slice by slice: a table with a million keys is never one dict.  See decode_offsets."""
+        for tree in decode_offsets(data, tree_bytes_max=tree_bytes_max):
+            plain = plain_offsets(tree)
+            yield cls.from_tree({"offsetTable": tree}).offset_table if plain is None else plain
 
 
 @dataclass(frozen=True, slots=True)
