@@ -55,7 +55,7 @@ PIPELINE_MAY_USE = (
     "haservice.remoting",  # brokers are read and written over our own client
     "haservice.access.credentials",  # with the keys of a file such as tools.yml
     "haservice.terminal",  # flags, tables and advice are mqadmin's
-    "haservice.broker.metadata.topics",  # whether a queue may be read
+    "haservice.broker.topics.table",  # whether a queue may be read
     "haservice.broker.stats.ha_samples",  # the files that lag-report reads
 )
 

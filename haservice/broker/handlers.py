@@ -24,7 +24,6 @@ from haservice.broker.groups.client_calls import ClientCallsProcessor
 from haservice.broker.groups.client_config import ClientConfigProcessor
 from haservice.broker.groups.connections import ConnectionsProcessor
 from haservice.broker.groups.consume_stats import ConsumeStatsProcessor
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.heartbeat import HeartbeatProcessor
 from haservice.broker.groups.locks import LockProcessor
@@ -36,10 +35,8 @@ from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.broker_state import StateProcessor
 from haservice.broker.metadata.housekeeping import HousekeepingProcessor
 from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
-from haservice.broker.metadata.readable_topics import ReadableTopics, Topics
 from haservice.broker.metadata.store_view import StoreView
-from haservice.broker.metadata.topic_admin import TopicProcessor
-from haservice.broker.metadata.topics import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.pull.message_filter import MessageFilters
@@ -58,6 +55,9 @@ from haservice.broker.send.send_back import SendBackProcessor
 from haservice.broker.stats.counted_log import CountedLog
 from haservice.broker.stats.counters import Stats
 from haservice.broker.stats.overview import OverviewProcessor
+from haservice.broker.topics.admin import TopicProcessor
+from haservice.broker.topics.readable import ReadableTopics, Topics
+from haservice.broker.topics.table import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTable
 from haservice.broker.transactions.check import TransactionCheck, load_ends
 from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor

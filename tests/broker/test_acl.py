@@ -8,8 +8,8 @@ import pytest
 from haservice.access.addresses import parse_pattern
 from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account, AclRefused, Rules
 from haservice.broker.acl.rights import ADMIN_CODES, CLIENT_CODES, check, needs_of
-from haservice.broker.metadata.topics import RETRY_PREFIX
 from haservice.broker.send.retries import retry_topic
+from haservice.broker.topics.table import RETRY_PREFIX
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign

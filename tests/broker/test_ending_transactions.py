@@ -14,8 +14,8 @@ from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import Message, decode_properties
 from commitlog.store import Store
 from haservice.broker.delay.redirect import CHECK_TIMES
-from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.node import BrokerNode
+from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.transactions.check import Question, TransactionCheck
 from haservice.broker.transactions.half_messages import GROUP, Ends
 from haservice.broker.transactions.walk import Limits, Rules

@@ -19,13 +19,13 @@ from commitlog.kernel.records import decode_properties, encode_host
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.broker.send import native
 from haservice.broker.send.admission import Admission, Limits
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.stats.counters import Stats
 from haservice.broker.stats.traffic import NO_GROUP, PUTS
+from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import TopicConfig

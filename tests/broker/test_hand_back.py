@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.offset_reclaim import OffsetReclaim
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
 from haservice.broker.metadata.registration import Identity, Registration
-from haservice.broker.metadata.topics import TopicTable
 from haservice.broker.node import BrokerNode
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.topics.table import TopicTable
 from haservice.configuration.settings import BrokerConfig, BrokerRole, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block

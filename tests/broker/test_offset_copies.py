@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from haservice.broker.groups import consumer_offsets
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets import copies as copies_module
 from haservice.broker.offsets.changes import Changes
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.copies import Answer, OffsetCopies
 from haservice.broker.offsets.table import SLICE_QUEUES, ShardedTable
 from haservice.errors import RequestError

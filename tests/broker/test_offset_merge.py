@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
-from haservice.broker.groups.offset_merge import Look, handed_back, settled
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.offsets.merge import Look, handed_back, settled
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper

@@ -18,9 +18,9 @@ from commitlog.kernel import native
 from commitlog.kernel.layout import AT
 from commitlog.kernel.records import Message, decode, encode_properties
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import topic_config
 from haservice.broker.pull.offset_moved import OffsetMoved
 from haservice.broker.pull.reader import QueueReader, ReadLimits
+from haservice.broker.topics.table import topic_config
 from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
 from haservice.remoting.command import RemotingCommand, encode

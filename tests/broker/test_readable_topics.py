@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from haservice.broker.metadata.readable_topics import LOOK_AGAIN_S, ReadableTopics
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, topic_config
 from haservice.broker.node import BrokerNode
+from haservice.broker.topics.readable import LOOK_AGAIN_S, ReadableTopics
+from haservice.broker.topics.table import PERM_READ, PERM_WRITE, topic_config
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
-from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import TOPICS_MAX, BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
@@ -324,7 +324,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("haservice.broker.metadata.registration.RETRY_MAX_S", 0.1)
-    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 2_600)
+    monkeypatch.setattr("haservice.broker.topics.told.BODY_BYTES_MAX", 2_600)
     first, second = addr_of(start_namesrv(0)), addr_of(start_namesrv(0))
     registered = register(MASTER, [first, second])
     wait_until(lambda: brokers(client, first) and brokers(client, second), "registered")
@@ -333,7 +333,7 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     wait_until(lambda: registered.registration.trouble.count("the registration of 1000 topics has ") == 2)
     assert registered.registration.trouble.startswith(f"{first}: the registration of 1000 topics has ")
     assert "maxTopics" in registered.registration.trouble
-    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("haservice.broker.topics.told.BODY_BYTES_MAX", 1 << 20)
     wait_until(lambda: registered.registration.trouble == "", "taken")
     registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
     wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
@@ -666,7 +666,7 @@ def test_topics_with_a_flag_keep_it_though_a_compressed_table_has_none(
     client: BlockingClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("haservice.broker.metadata.told_topics.BODY_BYTES_MAX", 20_000)
+    monkeypatch.setattr("haservice.broker.topics.told.BODY_BYTES_MAX", 20_000)
     addr = addr_of(start_namesrv())
     registered = register(MASTER, [addr])
     table = {f"{n:0127}": TopicConfig(f"{n:0127}", 1, 1, 6, "SINGLE_TAG", n % 2) for n in range(200)}

@@ -16,10 +16,10 @@ from commitlog.kernel.records import StoredMessage, decode, decode_properties, e
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.broker.send.admission import Admission, Limits
 from haservice.broker.send.processor import CROWD_TURNS, SendLimits, SendProcessor
 from haservice.broker.stats.counters import Stats
+from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import TopicConfig

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.metadata.table_copies import TableCopies
-from haservice.broker.metadata.topics import TopicTable, topic_config
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.copies import OffsetCopies
+from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import BrokerConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block

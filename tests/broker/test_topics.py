@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from haservice.broker.metadata.topic_changes import TopicChanges
-from haservice.broker.metadata.topics import (
+from haservice.broker.topics.changes import TopicChanges
+from haservice.broker.topics.file import SMALL_TOPICS, WHOLE_EVERY_S, TopicsFile
+from haservice.broker.topics.table import (
     DEFAULT_TOPIC,
     PERM_INHERIT,
     SCHEDULE_TOPIC,
@@ -16,7 +17,6 @@ from haservice.broker.metadata.topics import (
     name_fault,
     topic_config,
 )
-from haservice.broker.metadata.topics_file import SMALL_TOPICS, WHOLE_EVERY_S, TopicsFile
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper

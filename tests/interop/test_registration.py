@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.metadata.topics import topic_config
+from haservice.broker.topics.table import topic_config
 from haservice.devtools.scale.sender import send_command
 from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper, TopicList, TopicRouteData
 from haservice.remoting.client import BlockingClient

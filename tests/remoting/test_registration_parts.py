@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from haservice.broker.metadata.topics_file import pretty_parts
+from haservice.broker.topics.file import pretty_parts
 from haservice.remoting.bodies import registration
 from haservice.remoting.bodies.clients import DataVersion, TopicConfig, TopicConfigWrapper
 from haservice.remoting.bodies.registration import (

@@ -9,8 +9,8 @@ import orjson
 
 from commitlog.kernel.records import StoredMessage, decode, encode_properties, parse_message_id
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.metadata.topics import HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.node import BrokerNode
+from haservice.broker.topics.table import HALF_TOPIC, OP_HALF_TOPIC
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.transactions import CheckTransactionStateHeader, EndTransactionHeader

@@ -29,14 +29,13 @@ from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.client_config import ClientConfigProcessor
 from haservice.broker.groups.connections import ConnectionsProcessor
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.heartbeat import HeartbeatProcessor
 from haservice.broker.groups.notices import Notices, Timers
 from haservice.broker.groups.offsets import OffsetsProcessor
 from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.pull.message_filter import MessageFilters
@@ -46,6 +45,7 @@ from haservice.broker.pull.query import QueryProcessor
 from haservice.broker.pull.reader import QueueReader
 from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.stats.counters import Stats
+from haservice.broker.topics.table import TopicTable
 from haservice.configuration.settings import BrokerConfig, BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import RemotingClient

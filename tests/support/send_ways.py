@@ -8,9 +8,9 @@ from typing import NamedTuple
 from commitlog.errors import MessageIllegal
 from commitlog.kernel.records import Message, encode, encode_host, stamp
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import TopicTable, topic_config
 from haservice.broker.send import native
 from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import ProtocolError, RequestError
 from haservice.persisted_file import PersistedFile

@@ -23,7 +23,7 @@ from haservice.access.rules import PUB, SUB, Account, AclRefused
 from haservice.broker.acl.rights import check_needs
 from haservice.broker.delay.redirect import REAL_TOPIC
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
+from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC
 from haservice.broker.transactions.half_messages import PRODUCER_GROUP, original_of
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.command import RemotingCommand

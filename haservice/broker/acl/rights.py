@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from haservice.access.rules import PUB, SUB, Account, AclRefused, Rules
-from haservice.broker.metadata.topics import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
 from haservice.broker.send.retries import retry_topic
+from haservice.broker.topics.table import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
 from haservice.remoting.bodies.clients import HeartbeatData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand

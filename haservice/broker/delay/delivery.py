@@ -35,7 +35,7 @@ from commitlog.queues.consume_queue import Entry
 from haservice.broker.delay.levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay.offsets import DelayOffsets
 from haservice.broker.delay.redirect import restored
-from haservice.broker.metadata.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from haservice.broker.topics.table import HALF_TOPIC, SCHEDULE_TOPIC
 from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)

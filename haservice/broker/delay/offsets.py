@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from haservice.broker.delay.levels import queue_of
-from haservice.broker.metadata.topics import SCHEDULE_TOPIC
+from haservice.broker.topics.table import SCHEDULE_TOPIC
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import DelayOffsetWrapper
 

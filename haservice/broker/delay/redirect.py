@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
 from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
-from haservice.broker.metadata.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from haservice.broker.topics.table import HALF_TOPIC, SCHEDULE_TOPIC
 
 DELAY = "DELAY"
 REAL_TOPIC = "REAL_TOPIC"

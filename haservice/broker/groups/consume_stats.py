@@ -16,11 +16,11 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.groups.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.readable_topics import Topics
 from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.stats.traffic import Traffic
+from haservice.broker.topics.readable import Topics
 from haservice.errors import RequestError
 from haservice.remoting.bodies.admin import (
     ConsumeStats,

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
-from haservice.broker.metadata.topics import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
 from haservice.broker.send.retries import retry_topic
+from haservice.broker.topics.table import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode

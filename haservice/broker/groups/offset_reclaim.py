@@ -23,10 +23,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Container
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
-from haservice.broker.groups.offset_merge import handed_back
 from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.fetch import fetch_offsets
+from haservice.broker.offsets.merge import handed_back
 from haservice.broker.offsets.table import ShardedTable
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import (

@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
 from haservice.broker.metadata.table_copies import TableCopies
-from haservice.broker.metadata.topic_admin import SLAVE_REMARK
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.topics.admin import SLAVE_REMARK
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

@@ -15,10 +15,10 @@ import asyncio
 import logging
 
 from haservice.broker.groups.client_calls import check_version
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.consumers import Client, ClientTable
-from haservice.broker.metadata.readable_topics import Topics
 from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.topics.readable import Topics
 from haservice.errors import RemotingError, RequestError
 from haservice.remoting.bodies.admin import (
     ConsumerStatusBody,

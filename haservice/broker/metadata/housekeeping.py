@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.groups.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.metadata.store_view import Queue, StoreView
-from haservice.broker.metadata.topics import OP_HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
+from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.stats.traffic import Traffic
+from haservice.broker.topics.table import OP_HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

@@ -17,13 +17,13 @@ import logging
 from collections.abc import Collection
 
 from commitlog.queues.consume_queue import Entry
-from haservice.broker.groups.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.readable_topics import Topics
 from haservice.broker.metadata.store_view import StoreView
-from haservice.broker.metadata.topic_admin import SLAVE_REMARK
+from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.pull.tag_filter import TagCodes, lets_through
 from haservice.broker.stats.traffic import Figures, Traffic
+from haservice.broker.topics.admin import SLAVE_REMARK
+from haservice.broker.topics.readable import Topics
 from haservice.errors import RequestError
 from haservice.remoting.bodies.admin import (
     BrokerStatsData,

@@ -16,7 +16,7 @@ several name servers may differ; the broker believes the first one, in the confi
 a master.  If that one stops answering, the broker believes it until another one names a master, for silence
 says nothing about the master.  `stop` unregisters, so that no route names a broker that is gone.
 
-What it tells of the topics, and how, is in told_topics.py: a created topic costs the same with ten topics and with
+What it tells of the topics, and how, is in topics/told.py: a created topic costs the same with ten topics and with
 fifty thousand.
 
 A registration carries the number of this broker's last epoch, which a stock name server ignores.  Ours gives
@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from haservice.broker.metadata.told_topics import Telling, ToldTopics
-from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.topics.table import TopicTable
+from haservice.broker.topics.told import Telling, ToldTopics
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.log_throttle import LogThrottle

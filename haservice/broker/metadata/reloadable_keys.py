@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from commitlog.options import RETENTION, SEND_WAITS
 from commitlog.upkeep.retention import Retention
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.persistence import Persistence
 from haservice.broker.metadata.registration import Registration
-from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.send.durability import Durability
+from haservice.broker.topics.table import TopicTable
 from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import (
     GROUPS,

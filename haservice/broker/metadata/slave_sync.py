@@ -4,7 +4,7 @@ The slave fetches all as soon as it knows a master, and every 10 s from then on;
 fetches at once when messages of an unknown topic arrive: they must be readable if the master dies now.
 
     21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
-    43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offset_merge`
+    43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offsets.merge`
     45  GET_ALL_DELAY_OFFSET                taken whole: only masters deliver delayed messages
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    as topics
 
@@ -27,10 +27,10 @@ from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata.topics import TopicTable
 from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
+from haservice.broker.topics.table import TopicTable
 from haservice.errors import AnswerError, RemotingError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import (

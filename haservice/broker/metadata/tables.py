@@ -13,13 +13,13 @@ import logging
 
 from commitlog.store import Store
 from haservice.broker.delay.offsets import DelayOffsets, level_bounds
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.persistence import Persistence, by_version
-from haservice.broker.metadata.readable_topics import unlisted_topics
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.pull.consumer_filters import ConsumerFilters
+from haservice.broker.topics.readable import unlisted_topics
+from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.configuration.settings import NodeConfig
 from haservice.persisted_file import PersistedFile
 

@@ -1,1 +1,3 @@
-"""Consumer offsets at scale: the table in shards, what changed in it, its journal, and its copies for slaves."""
+"""Consumer offsets: the table in shards, what changed in it, its files (stored, journal), what slaves ask
+(copies answers, fetch asks, merge decides).
+"""

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.changes import merged
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.errors import RequestError
 from haservice.remoting.bodies.offset_text import encode_changes, encode_offsets
 from haservice.remoting.codes import ResponseCode

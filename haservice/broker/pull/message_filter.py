@@ -13,12 +13,12 @@ from __future__ import annotations
 from commitlog.kernel.records import decode_properties
 from haservice.broker.groups.consumers import ClientTable, Subscription
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import RETRY_PREFIX
 from haservice.broker.pull.consumer_filters import ConsumerFilters, compiled
 from haservice.broker.pull.reader import Selector
 from haservice.broker.pull.sql_filter import SqlFault, SqlFilter
 from haservice.broker.pull.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.broker.send.retries import RETRY_TOPIC
+from haservice.broker.topics.table import RETRY_PREFIX
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode

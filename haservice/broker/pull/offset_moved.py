@@ -15,7 +15,7 @@ from typing import NamedTuple
 from commitlog.errors import CommitLogError
 from commitlog.kernel.records import Message, encode_properties
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.metadata.topics import OFFSET_MOVED_TOPIC
+from haservice.broker.topics.table import OFFSET_MOVED_TOPIC
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.fastjson import dumps

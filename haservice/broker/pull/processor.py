@@ -23,10 +23,8 @@ from functools import partial
 
 from commitlog.errors import BadEntry, CommitLogError
 from haservice.broker.dispatch_barrier import DispatchBarrier
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.subscription_groups import Groups
-from haservice.broker.metadata.readable_topics import Topics
-from haservice.broker.metadata.topics import PERM_READ
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.decision import (
     Asked,
     Damaged,
@@ -48,6 +46,8 @@ from haservice.broker.pull.reader import WARN_AGAIN_S, QueueReader, Selector
 from haservice.broker.pull.scan import SCAN_ENTRIES_MAX, PullStatus, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 from haservice.broker.stats.counters import Stats
+from haservice.broker.topics.readable import Topics
+from haservice.broker.topics.table import PERM_READ
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import RequestError
 from haservice.log_throttle import LogThrottle

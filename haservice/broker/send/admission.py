@@ -22,7 +22,14 @@ from commitlog.kernel.layout import (
 from commitlog.kernel.records import Message
 from haservice.broker.delay.redirect import delay_level, is_half, to_half, to_schedule
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import (
+from haservice.broker.send.retries import (
+    DLQ_PREFIX,
+    DLQ_QUEUE_NUMS,
+    SAYS_MAX_RECONSUME_TIMES,
+    dead_letter_topic,
+    to_dead_letters,
+)
+from haservice.broker.topics.table import (
     FORBIDDEN_TO_SEND,
     MULTI_TAG,
     PERM_READ,
@@ -31,13 +38,6 @@ from haservice.broker.metadata.topics import (
     SYS_FLAG_UNIT,
     TopicTable,
     name_fault,
-)
-from haservice.broker.send.retries import (
-    DLQ_PREFIX,
-    DLQ_QUEUE_NUMS,
-    SAYS_MAX_RECONSUME_TIMES,
-    dead_letter_topic,
-    to_dead_letters,
 )
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import DataVersion, TopicConfig

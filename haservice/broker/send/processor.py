@@ -27,12 +27,12 @@ from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
 from commitlog.kernel.records import Message
 from commitlog.log.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.delay.redirect import Redirected
-from haservice.broker.metadata.topics import HALF_TOPIC
 from haservice.broker.send.admission import Admission
 from haservice.broker.send.durability import Durability, PutStatus, Wait
 from haservice.broker.send.fast_sends import Answers as RunAnswers
 from haservice.broker.send.fast_sends import FastSends, Outcome
 from haservice.broker.stats.counters import Stats
+from haservice.broker.topics.table import HALF_TOPIC
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

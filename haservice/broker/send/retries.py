@@ -12,7 +12,7 @@ from __future__ import annotations
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
 from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
 from haservice.broker.delay.redirect import DELAY, WAIT, Redirected
-from haservice.broker.metadata.topics import RETRY_PREFIX
+from haservice.broker.topics.table import RETRY_PREFIX
 
 DLQ_PREFIX = "%DLQ%"
 DLQ_QUEUE_NUMS = 1

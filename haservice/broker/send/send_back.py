@@ -23,7 +23,6 @@ from commitlog.log.log import Appended
 from haservice.broker.acl.message_rights import Caller, MessageRights
 from haservice.broker.delay.redirect import to_schedule
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, SYS_FLAG_UNIT_SUB, TopicTable
 from haservice.broker.pull.query import record_at
 from haservice.broker.send.durability import Durability, PutStatus
 from haservice.broker.send.retries import (
@@ -34,6 +33,7 @@ from haservice.broker.send.retries import (
     retry_topic,
     sent_back,
 )
+from haservice.broker.topics.table import PERM_READ, PERM_WRITE, SYS_FLAG_UNIT_SUB, TopicTable
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from commitlog.store import Store
 from haservice.broker.delay.delivery import DelayDelivery
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.health import Health
 from haservice.broker.metadata.registration import Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.roles.startup import RoleKeeper
 from haservice.broker.send import native

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.metadata.store_view import StoreView
-from haservice.broker.metadata.topics import TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.stats.traffic import Rate, Traffic
+from haservice.broker.topics.table import TopicTable
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from haservice.broker.metadata.topics import SCHEDULE_TOPIC
 from haservice.broker.stats.room import Room
 from haservice.broker.stats.windows import DAY, HOUR, MINUTE, SLOT_S, Counter, Sum
+from haservice.broker.topics.table import SCHEDULE_TOPIC
 
 # For some 25,000 topics and groups, and for some 6,000 queues.
 BYTES_MAX = 64 * 1024 * 1024

@@ -33,8 +33,8 @@ from commitlog.log.log import wall_clock_ms
 from commitlog.queues.consume_queue import ConsumeQueue
 from commitlog.store import Store
 from haservice.broker.delay.redirect import restored
-from haservice.broker.groups.consumer_offsets import ConsumerOffsets
-from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
+from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
 from haservice.broker.transactions.half_messages import (
     ENDED_TAG,
     GROUP,

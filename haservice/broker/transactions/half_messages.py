@@ -15,7 +15,7 @@ from enum import IntEnum
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_ROLLBACK
 from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, restored
-from haservice.broker.metadata.topics import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 
 # The offsets of this group in both queues are the progress of the check.
 GROUP = "CID_RMQ_SYS_TRANS"

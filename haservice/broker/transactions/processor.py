@@ -26,9 +26,9 @@ from commitlog.kernel.records import Message, StoredMessage, decode, decode_prop
 from commitlog.log.log import Appended, wall_clock_ms
 from haservice.broker.acl.message_rights import Caller, MessageRights
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.topics import HALF_TOPIC
 from haservice.broker.pull.query import record_at
 from haservice.broker.send.durability import Durability
+from haservice.broker.topics.table import HALF_TOPIC
 from haservice.broker.transactions.check import Question
 from haservice.broker.transactions.half_messages import (
     PRODUCER_GROUP,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
-from haservice.broker.metadata.topics import PERM_READ
+from haservice.broker.topics.table import PERM_READ
 from haservice.client.admin import TOOLS_GROUP, Admin
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.sources.broker_options import BrokerOptions, ReadFrom

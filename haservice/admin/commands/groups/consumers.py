@@ -14,7 +14,7 @@ from haservice.admin.calls import Admin
 from haservice.admin.commands.groups.group_calls import consume_stats, queue_owners
 from haservice.admin.fanout import say_failures
 from haservice.admin.overview import NotAllOurs, Overview, groups_of_brokers
-from haservice.broker.metadata.topics import RETRY_PREFIX
+from haservice.broker.topics.table import RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import ConsumeStats, ConsumeStatsList, QueueProgress
 from haservice.remoting.bodies.clients import MessageQueue

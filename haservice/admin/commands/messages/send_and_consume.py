@@ -18,7 +18,7 @@ from haservice.admin.commands.messages.lines import lines_of
 from haservice.admin.commands.messages.reading import as_far_as_sound, message_fields
 from haservice.admin.commands.messages.trace_entries import sent_entry
 from haservice.admin.commands.topics.routing import readable_queues, writable_queues
-from haservice.broker.metadata.topics import TRACE_TOPIC
+from haservice.broker.topics.table import TRACE_TOPIC
 from haservice.client.admin import TOOLS_GROUP
 from haservice.client.raw_sends import (
     IN_FLIGHT,

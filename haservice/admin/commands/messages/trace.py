@@ -11,7 +11,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin
 from haservice.admin.commands.messages.queries import MATCHES_MAX, query
 from haservice.admin.commands.messages.trace_entries import Entry, entries_of
-from haservice.broker.metadata.topics import TRACE_TOPIC
+from haservice.broker.topics.table import TRACE_TOPIC
 from haservice.client.message import host_text
 from haservice.client.reading import body_of
 from haservice.terminal.options import command, format_option, namesrv_option

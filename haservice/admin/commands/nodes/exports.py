@@ -16,8 +16,8 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Admin, Broker
 from haservice.admin.commands.groups.group_calls import consumer_connection
 from haservice.admin.commands.topics.topic_stats import TOPIC_PUT_NUMS, traffic
-from haservice.broker.metadata.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from haservice.broker.send.retries import DLQ_PREFIX
+from haservice.broker.topics.table import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import SubscriptionGroupWrapper, TopicConfigWrapper, TopicList
 from haservice.remoting.codes import RequestCode

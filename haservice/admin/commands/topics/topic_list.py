@@ -13,8 +13,8 @@ from haservice.admin.asked_apart import add_topics
 from haservice.admin.calls import Admin, readable_addr
 from haservice.admin.fanout import ask_each, say_failures, say_none_registered
 from haservice.admin.overview import NotAllOurs, Overview, topics_of_brokers
-from haservice.broker.metadata.topics import PERM_READ, RETRY_PREFIX
 from haservice.broker.send.retries import DLQ_PREFIX
+from haservice.broker.topics.table import PERM_READ, RETRY_PREFIX
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.admin import GroupList
 from haservice.remoting.bodies.clients import MessageQueue, TopicRouteData

@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from haservice.broker.groups.offset_merge import SEPARATOR, Looks, OffsetTable, settled
 from haservice.broker.offsets.changes import Batch, Changed, Changes, members_of, merged
 from haservice.broker.offsets.journal import OffsetJournal
+from haservice.broker.offsets.merge import SEPARATOR, Looks, OffsetTable, settled
 from haservice.broker.offsets.names import OffsetNames
 from haservice.broker.offsets.stored import StoredOffsets
 from haservice.broker.offsets.table import QUEUE_BYTES, ShardedTable, key_bytes
@@ -231,7 +231,7 @@ class ConsumerOffsets:
         return here is not None
 
     def merge(self, body: ConsumerOffsetWrapper | ShardedTable, *, continued: bool = False) -> int:
-        """Merges a master's whole table, by the rules of `offset_merge`; returns how many queues moved.
+        """Merges a master's whole table, by the rules of `merge`; returns how many queues moved.
 
         `continued`: it is from the same run of the same master as the last one.
         """

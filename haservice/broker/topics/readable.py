@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from haservice.broker.metadata.topics import PERM_READ, topic_config
+from haservice.broker.topics.table import PERM_READ, topic_config
 from haservice.remoting.bodies.clients import TopicConfig
 
 # To go through some thousands of queues takes a millisecond, and consumers ask all the time.

@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from haservice.broker.metadata.topics import PERM_READ, PERM_WRITE, TableAt, TopicTable
+from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TableAt, TopicTable
 from haservice.errors import RemotingError
 from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper
 from haservice.remoting.bodies.registration import compressible_parts, plain_parts

@@ -17,7 +17,7 @@ from typing import Protocol
 from haservice.bounds import QUEUES_MAX
 from haservice.broker.metadata.store_view import StoreView
 from haservice.broker.metadata.table_copies import TableCopies
-from haservice.broker.metadata.topics import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
+from haservice.broker.topics.table import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import (
     MessageQueue,

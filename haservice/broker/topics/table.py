@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from commitlog.kernel.layout import NAME_LETTERS, TOPIC_BYTES_MAX
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.metadata.topic_changes import TopicChanges
-from haservice.broker.metadata.topics_file import TopicsFile
+from haservice.broker.topics.changes import TopicChanges
+from haservice.broker.topics.file import TopicsFile
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
