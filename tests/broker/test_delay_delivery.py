@@ -20,6 +20,7 @@ from commitlog.log.log import Appended, wall_clock_ms
 from commitlog.options import DELAY_LEVELS
 from commitlog.queues.consume_queue import Entry
 from commitlog.queues.queue_files import PRE_BLANK, UNIT
+from commitlog.queues.writable_queue import ConsumeQueue
 from commitlog.store import Store
 from haservice.broker.delay.delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
 from haservice.broker.delay.levels import BATCH_BYTES, BATCH_MESSAGES, due
@@ -415,15 +416,17 @@ def test_a_level_that_cannot_be_read_waits_and_the_others_go_on(
     queue = bench.store.queues.get(SCHEDULE, 0)
     assert queue is not None
     assert bad.queue_offset == 0
-    read = queue.read
+    read, level = ConsumeQueue.read, queue
 
-    def fail(queue_offset: int, count: int) -> list[Entry]:
-        raise OSError(errno.EIO, "Input/output error")
+    def fail(queue: ConsumeQueue, queue_offset: int, count: int) -> list[Entry]:
+        if queue is level:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(queue, queue_offset, count)
 
-    monkeypatch.setattr(queue, "read", fail)
+    monkeypatch.setattr(ConsumeQueue, "read", fail)
     bench.deliver(5)
     assert bench.bodies() == [b"readable"]
-    monkeypatch.setattr(queue, "read", read)
+    monkeypatch.setattr(ConsumeQueue, "read", read)
     wait_until(lambda: bench.delivery.step() == IDLE_S)
     bench.dispatch()
     assert bench.bodies() == [b"readable", b"unreadable"]

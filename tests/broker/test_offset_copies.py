@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.groups import consumer_offsets
+from haservice.broker.offsets import consumer_offsets
 from haservice.broker.offsets import copies as copies_module
 from haservice.broker.offsets.changes import Changes
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.broker.groups import consumer_offsets
-from haservice.broker.offsets import stored
+from haservice.broker.offsets import consumer_offsets, stored
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.offsets.journal import OffsetJournal, entry, read_entries
 from haservice.persisted_file import PersistedFile

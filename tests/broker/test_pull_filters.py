@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
+from commitlog.queues.readable_queue import Entry
+from commitlog.queues.writable_queue import ConsumeQueue
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -100,12 +102,16 @@ def test_batches_keep_their_limits(reading_broker: Make) -> None:
     assert answer.ext["nextBeginOffset"] == "38"
 
 
-def test_a_record_that_is_not_what_the_index_says_is_an_error(broker: ReadingBroker) -> None:
+def test_a_record_that_is_not_what_the_index_says_is_an_error(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(broker, 6)
-    queue = broker.store.queues.get("T", 0)
-    assert queue is not None
-    read = queue.read
-    queue.read = lambda *where: [entry._replace(size=entry.size - 1) for entry in read(*where)]  # type: ignore[method-assign]
+    read = ConsumeQueue.read
+
+    def shorter(queue: ConsumeQueue, queue_offset: int, count: int) -> list[Entry]:
+        return [entry._replace(size=entry.size - 1) for entry in read(queue, queue_offset, count)]
+
+    monkeypatch.setattr(ConsumeQueue, "read", shorter)
     answer = broker.caller().pull(0, **SQL)
     assert (answer.code, "queue says" in (answer.remark or "")) == (1, True)
 
