@@ -107,7 +107,7 @@ class OffsetNotFound(CommitLogError):
         self.end = end
 
 
-class MessageIllegal(CommitLogError):
+class MessageBeyondLimits(CommitLogError):
     """The message breaks a limit; nothing was stored."""
 
     def __init__(self, reason: str) -> None:

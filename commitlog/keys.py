@@ -18,7 +18,7 @@ from typing import Any
 INT_MAX = 2**31 - 1
 
 
-class Mark(Enum):
+class KeyTrait(Enum):
     """A trait that some keys have."""
 
     OURS = "not a key of RocketMQ's"
@@ -27,7 +27,7 @@ class Mark(Enum):
     BY_HAND = "no request ever changes it, only who edits the file"
 
 
-OURS, IMPORTANT, GUARDED, BY_HAND = Mark
+OURS, IMPORTANT, GUARDED, BY_HAND = KeyTrait
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Section:
 
     title: str
 
-    def key(self, name: str, default: Any, values: Values, *notes: Mark | Taker) -> Callable[[str], Any]:
+    def key(self, name: str, default: Any, values: Values, *notes: KeyTrait | Taker) -> Callable[[str], Any]:
         """Returns a function: called with a doc, it makes a dataclass field that is read from the key `name`.
 
         A callable default is called for each object.
         """
-        marks = frozenset(note for note in notes if isinstance(note, Mark))
+        marks = frozenset(note for note in notes if isinstance(note, KeyTrait))
         takers = frozenset(note for note in notes if isinstance(note, Taker))
 
         def declared(doc: str) -> Any:
@@ -89,7 +89,7 @@ class Key:
     values: Values
     doc: str
     section: Section
-    marks: frozenset[Mark]
+    marks: frozenset[KeyTrait]
     takers: frozenset[Taker]
 
     def shown(self, value: object) -> str:

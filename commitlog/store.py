@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 _HOLDER = "store"
 
 
-class Task(Protocol):
+class StoreTask(Protocol):
     """What a thread of the broker runs until `stop` is set.  wake() makes it look at `stop`."""
 
     def run(self, stop: threading.Event) -> None: ...
@@ -370,7 +370,7 @@ class Store:
     def _fill_queue_offsets(self) -> None:
         self.log.set_queue_offsets({key: queue.max_offset for key, queue in self.queues.items()})
 
-    def tasks(self) -> Sequence[tuple[str, Task]]:
+    def tasks(self) -> Sequence[tuple[str, StoreTask]]:
         """Each task with the name of its thread, in the order in which to start them."""
         return [
             ("log-flush", self.flusher),
@@ -425,8 +425,8 @@ class Store:
         self.flusher.give_up_waiters()
         self.dispatcher.wake()
 
-    def _parts(self) -> truncation.Parts:
-        return truncation.Parts(
+    def _parts(self) -> truncation.StoreParts:
+        return truncation.StoreParts(
             self.options,
             self._files,
             self.log,

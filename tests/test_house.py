@@ -368,6 +368,27 @@ def test_one_thing_has_one_name() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# Protocols that many consumers declare beside them, each with the part it uses of one thing: the commit log, its
+# consume queues, one of them, the index.
+SEAMS = {"Log", "Queues", "Queue", "Index"}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[tuple[str, bool]]] = {}
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                is_seam = any(ast.unparse(base) == "Protocol" for base in node.bases)
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                places.setdefault(node.name, []).append((place, is_seam))
+    wrong = [
+        f"{name}: {', '.join(place for place, _ in found)}"
+        for name, found in sorted(places.items())
+        if len(found) > 1 and not (name in SEAMS and all(is_seam for _, is_seam in found))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_what_the_glossary_names_is_there() -> None:
     code = "\n".join(path.read_text() for path in MODULES.values())
     cells = [

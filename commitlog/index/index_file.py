@@ -82,7 +82,7 @@ class Puts:
         self.packed.clear()
 
 
-class Key(NamedTuple):
+class IndexedKey(NamedTuple):
     """One entry, without its chain."""
 
     number: int
@@ -327,10 +327,10 @@ class IndexFile:
                 number, before, last, last_seconds = number + 1, last, kept, seconds
         return number, last, last_seconds
 
-    def keys(self) -> Iterator[Key]:
+    def keys(self) -> Iterator[IndexedKey]:
         """All entries, in their order.  Raises OSError."""
         for number, key_hash, place, seconds, _ in self._pieces(self.next_entry):
-            yield Key(number, key_hash, place, seconds)
+            yield IndexedKey(number, key_hash, place, seconds)
 
     def _pieces(self, end: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Number, key hash, place, seconds and older entry of each entry before number `end`."""

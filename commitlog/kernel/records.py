@@ -16,7 +16,7 @@ from operator import mul
 from typing import NamedTuple
 
 from commitlog.disk.files import Buffer
-from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
+from commitlog.errors import CorruptRecord, IncompleteRecord, MessageBeyondLimits
 from commitlog.kernel import native
 from commitlog.kernel.layout import (
     AT,
@@ -55,7 +55,7 @@ _ELEMENT = struct.Struct(">iiiii")
 
 
 @dataclass(slots=True)
-class Message:
+class NewMessage:
     """A producer's message to store.  Views are read during the append only, and not kept."""
 
     topic: str
@@ -137,13 +137,13 @@ def _topic_field(topic: str) -> bytes:
     """The topic with its length byte."""
     name = topic.encode()
     if not 0 < len(name) <= TOPIC_BYTES_MAX:
-        raise MessageIllegal(f"topic is {len(name)} bytes long, allowed are 1 to {TOPIC_BYTES_MAX}")
+        raise MessageBeyondLimits(f"topic is {len(name)} bytes long, allowed are 1 to {TOPIC_BYTES_MAX}")
     if 0 in name:
-        raise MessageIllegal(f"topic {topic!r} contains a NUL")
+        raise MessageBeyondLimits(f"topic {topic!r} contains a NUL")
     return bytes((len(name),)) + name
 
 
-def encode(message: Message, store_host: bytes) -> bytearray:
+def encode(message: NewMessage, store_host: bytes) -> bytearray:
     """The record of `message`; both offsets and the store timestamp are left to stamp().
 
     Raises MessageIllegal for a topic or properties that do not fit their length fields, or contain a NUL.
@@ -151,11 +151,11 @@ def encode(message: Message, store_host: bytes) -> bytearray:
     topic = _topic_field(message.topic)
     properties = message.properties
     if len(properties) > PROPERTIES_BYTES_MAX:
-        raise MessageIllegal(
+        raise MessageBeyondLimits(
             f"properties are {len(properties)} bytes long, allowed are {PROPERTIES_BYTES_MAX}"
         )
     if b"\0" in properties:
-        raise MessageIllegal("properties contain a NUL, by which recovery tells a torn record")
+        raise MessageBeyondLimits("properties contain a NUL, by which recovery tells a torn record")
     body = message.body
     born_host = message.born_host
     kind, layout = FULL_BY_SIZES[len(born_host), len(store_host)]
@@ -189,7 +189,7 @@ def stamp(
     _TIMESTAMP.pack_into(record, at + STORE_TIMESTAMP_AT[born_kind], store_timestamp_ms)
 
 
-def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
+def encode_batch(message: NewMessage, store_host: bytes) -> EncodedBatch:
     """The records of a batch whose body is a client's elements, one behind the other.
 
         size 4 | magic 4 | crc 4 | flag 4 | body size 4 | body | properties size 2 | properties
@@ -206,7 +206,7 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
         properties = _joined_properties(properties, message.properties)
         if b"DELAY" in properties or b"TRAN_MSG" in properties:
             _check_plain(decode_properties(properties))
-        element = Message(
+        element = NewMessage(
             message.topic,
             message.queue_id,
             element_body,
@@ -220,33 +220,35 @@ def encode_batch(message: Message, store_host: bytes) -> EncodedBatch:
         starts.append(len(records))
         records += encode(element, store_host)
     if not starts:
-        raise MessageIllegal("batch without messages")
+        raise MessageBeyondLimits("batch without messages")
     return EncodedBatch(records, starts)
 
 
 def _check_plain(properties: Mapping[str, str]) -> None:
     if properties.get("DELAY", "0") != "0":
-        raise MessageIllegal("a batch, and what is in it, cannot be delayed")
+        raise MessageBeyondLimits("a batch, and what is in it, cannot be delayed")
     if properties.get("TRAN_MSG", "").lower() == "true":
-        raise MessageIllegal("a batch, and what is in it, cannot be part of a transaction")
+        raise MessageBeyondLimits("a batch, and what is in it, cannot be part of a transaction")
 
 
 def _element(body: memoryview, position: int) -> tuple[int, memoryview, bytes, int]:
     """Flag, body, properties of the batch element at `position`, and where the next one begins."""
     end = len(body)
     if end - position < _ELEMENT.size + 2:
-        raise MessageIllegal(f"batch element at {position} of {end} bytes is cut off")
+        raise MessageBeyondLimits(f"batch element at {position} of {end} bytes is cut off")
     size, _, _, flag, body_bytes = _ELEMENT.unpack_from(body, position)
     body_at = position + _ELEMENT.size
     properties_at = body_at + body_bytes + 2
     if body_bytes < 0 or properties_at > end:
-        raise MessageIllegal(f"batch element at {position} announces a body of {body_bytes} bytes")
+        raise MessageBeyondLimits(f"batch element at {position} announces a body of {body_bytes} bytes")
     (properties_bytes,) = _SHORT.unpack_from(body, properties_at - 2)
     element_end = properties_at + properties_bytes
     if properties_bytes < 0 or element_end > end:
-        raise MessageIllegal(f"batch element at {position} announces properties of {properties_bytes} bytes")
+        raise MessageBeyondLimits(
+            f"batch element at {position} announces properties of {properties_bytes} bytes"
+        )
     if size != element_end - position:
-        raise MessageIllegal(
+        raise MessageBeyondLimits(
             f"batch element at {position} announces {size} bytes, has {element_end - position}"
         )
     return flag, body[body_at : properties_at - 2], bytes(body[properties_at:element_end]), element_end

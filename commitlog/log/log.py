@@ -14,7 +14,7 @@ from commitlog.disk.files import Buffer, Files, OSFiles
 from commitlog.errors import (
     CommitLogError,
     LogNotWritable,
-    MessageIllegal,
+    MessageBeyondLimits,
     OffsetGap,
     SegmentCrossed,
     StoreUnreadable,
@@ -26,7 +26,7 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
 )
-from commitlog.kernel.records import Message, encode, encode_batch, stamp
+from commitlog.kernel.records import NewMessage, encode, encode_batch, stamp
 from commitlog.log.segments import Segments
 from commitlog.log.writable_log import WritableLog, wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
@@ -65,7 +65,7 @@ class BatchAppended(NamedTuple):
     offsets: list[int]
 
 
-class Run(Protocol):
+class EncodedRun(Protocol):
     """Whole records in order.  Only both offsets and the time are missing; append_run() has them stamped."""
 
     @property
@@ -157,14 +157,14 @@ class CommitLog(WritableLog):
 
     # -- appending ----------------------------------------------------------------------------------
 
-    def append(self, message: Message) -> Appended:
+    def append(self, message: NewMessage) -> Appended:
         """Writes one message.  Raises MessageIllegal, or LogNotWritable with nothing appended."""
         record = self._encoded(message)
         queued = message.sys_flag & SYS_TRANSACTION_MASK in _QUEUED
         key = (message.topic, message.queue_id) if queued else None
         return self._append(record, _ONE, key)
 
-    def append_batch(self, message: Message) -> BatchAppended:
+    def append_batch(self, message: NewMessage) -> BatchAppended:
         """Writes a batch into one segment, whole or not at all.  Its body is the elements of a client.
 
         Raises MessageIllegal, or LogNotWritable with nothing appended.
@@ -173,7 +173,9 @@ class CommitLog(WritableLog):
         records, starts = encode_batch(message, self._store_host)
         size = len(records)
         if size > self.segment_bytes - BLANK_BYTES:
-            raise MessageIllegal(f"batch of {size} bytes does not fit into a segment of {self.segment_bytes}")
+            raise MessageBeyondLimits(
+                f"batch of {size} bytes does not fit into a segment of {self.segment_bytes}"
+            )
         appended = self._append(records, starts, (message.topic, message.queue_id))
         return BatchAppended(*appended, [appended.physical_offset + start for start in starts])
 
@@ -206,14 +208,14 @@ class CommitLog(WritableLog):
         self._appended(begin, end, (records,) if begin == offset else ())
         return Appended(offset, end, queue_offset, len(starts), now_ms)
 
-    def append_many(self, messages: Sequence[Message]) -> list[Appended | CommitLogError]:
+    def append_many(self, messages: Sequence[NewMessage]) -> list[Appended | CommitLogError]:
         """Writes single messages with one lock and one write per segment; each has its own outcome.
 
         An illegal message does not affect the others.  After a failed write, every message that was not
         written before gets its LogNotWritable.
         """
         outcomes: list[Appended | CommitLogError] = []
-        legal: list[tuple[int, Message, bytearray]] = []
+        legal: list[tuple[int, NewMessage, bytearray]] = []
         for index, message in enumerate(messages):
             try:
                 legal.append((index, message, self._encoded(message)))
@@ -237,7 +239,7 @@ class CommitLog(WritableLog):
         return outcomes
 
     def _append_legal(
-        self, legal: list[tuple[int, Message, bytearray]], outcomes: list[Appended | CommitLogError]
+        self, legal: list[tuple[int, NewMessage, bytearray]], outcomes: list[Appended | CommitLogError]
     ) -> list[bytearray]:
         """Writes as many records as fit with one write, then rolls and goes on.  Returns what it wrote if one
         write without a roll was enough, else nothing."""
@@ -277,7 +279,7 @@ class CommitLog(WritableLog):
             position += len(run)
         return run if start == begin else []
 
-    def append_run(self, run: Run) -> LogNotWritable | None:
+    def append_run(self, run: EncodedRun) -> LogNotWritable | None:
         """Writes encoded records, none larger than `record_bytes_max`, with one lock and one write a segment.
 
         Returns the error that kept the rest from being written, or None.  The run knows how many it wrote.
@@ -301,7 +303,7 @@ class CommitLog(WritableLog):
             self._appended(begin, end, (records,) if len(records) == end - begin else ())
         return refused
 
-    def _append_stamped(self, run: Run, size: int) -> memoryview:
+    def _append_stamped(self, run: EncodedRun, size: int) -> memoryview:
         """Writes what fits with one write, and returns it.  `size` is the first record's."""
         assert self._lock.locked()
         if size + BLANK_BYTES > self._segment_end - self.end:
@@ -382,18 +384,22 @@ class CommitLog(WritableLog):
         self.end = self.flushed = offset
         self._enter(segment)
 
-    def _encoded(self, message: Message) -> bytearray:
+    def _encoded(self, message: NewMessage) -> bytearray:
         if len(message.body) > self.body_bytes_max:
-            raise MessageIllegal(f"body is {len(message.body)} bytes long, allowed are {self.body_bytes_max}")
+            raise MessageBeyondLimits(
+                f"body is {len(message.body)} bytes long, allowed are {self.body_bytes_max}"
+            )
         record = encode(message, self._store_host)
         if len(record) > self.record_bytes_max:
-            raise MessageIllegal(f"record is {len(record)} bytes long, allowed are {self.record_bytes_max}")
+            raise MessageBeyondLimits(
+                f"record is {len(record)} bytes long, allowed are {self.record_bytes_max}"
+            )
         return record
 
-    def _check_batch(self, message: Message) -> None:
+    def _check_batch(self, message: NewMessage) -> None:
         if len(message.body) > self.body_bytes_max:
-            raise MessageIllegal(
+            raise MessageBeyondLimits(
                 f"batch is {len(message.body)} bytes long, allowed are {self.body_bytes_max}"
             )
         if message.sys_flag & SYS_TRANSACTION_MASK:
-            raise MessageIllegal("a batch cannot be part of a transaction")
+            raise MessageBeyondLimits("a batch cannot be part of a transaction")

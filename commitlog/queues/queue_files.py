@@ -58,7 +58,7 @@ def valid_units(data: bytes) -> int:
     return min(end for end in ends if end >= 0)
 
 
-class End(NamedTuple):
+class QueueEnd(NamedTuple):
     """Where the valid units of a queue end.  `written`: the parts (begin, end) of that file that may differ
     from zero behind it; `data`: what was read last, from position `at` on."""
 
@@ -259,16 +259,16 @@ class QueueFiles:
         """Has the next flush() sync names: a process that died may have made or removed files."""
         self._unsynced_names = True
 
-    def find_end(self) -> End:
+    def find_end(self) -> QueueEnd:
         """Where the valid units end.  Trusts all files but the last three, as RocketMQ does."""
-        end = End(self.first)
+        end = QueueEnd(self.first)
         for file in self._list[-3:]:
             end = self._end_in(file)
             if end.position < file.start + self.file_bytes:
                 break
         return end
 
-    def _end_in(self, file: QueueFile) -> End:
+    def _end_in(self, file: QueueFile) -> QueueEnd:
         position, look, at, last = 0, _FIRST_LOOK_BYTES, 0, b""
         with self._descriptors.borrow(file) as fd:
             # Asked before any read: bytes once read count as data, and so would all of a fresh file.  For the
@@ -287,7 +287,7 @@ class QueueFiles:
                         ranges = [(min(at + len(data), limit), limit), *ranges[1:]]
                     break
                 look = _LOOK_BYTES
-        return End(file.start + position, ranges, file.start + at, last)
+        return QueueEnd(file.start + position, ranges, file.start + at, last)
 
     def cut(
         self, end: int, *, keep_first: bool = False, written: Sequence[tuple[int, int]] | None = None

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StoreParts:
     """The parts of an open store."""
 
     options: LogOptions
@@ -53,7 +53,7 @@ class Parts:
 # -- the log is cut --------------------------------------------------------------------------------
 
 
-def rewind(parts: Parts, offset: int) -> Path | None:
+def rewind(parts: StoreParts, offset: int) -> Path | None:
     """Cuts log, queues and index at `offset`, a record's edge; returns the file that keeps what was cut.
 
     Raises, with nothing changed, OffsetNotFound or CorruptRecord if the log cannot end there, StoreUnreadable
@@ -91,7 +91,7 @@ def rewind(parts: Parts, offset: int) -> Path | None:
     return kept
 
 
-def _is_edge(parts: Parts, offset: int) -> bool:
+def _is_edge(parts: StoreParts, offset: int) -> bool:
     """Whether a record ends, or begins, at `offset`."""
     log = parts.log
     if offset % log.segment_bytes == 0 or offset == parts.dispatcher.position:
@@ -108,7 +108,7 @@ def _is_edge(parts: Parts, offset: int) -> bool:
         return walk_towards(segment, offset, log.fence_at) == offset
 
 
-def _lower(parts: Parts, offset: int) -> int:
+def _lower(parts: StoreParts, offset: int) -> int:
     """Makes queues and checkpoint claim nothing behind `offset`; when the last message below was stored."""
     last_ms = parts.queues.last_stored_ms(parts.log)
     parts.queues.lower(last_ms, offset)
@@ -119,7 +119,7 @@ def _lower(parts: Parts, offset: int) -> int:
 # -- the store begins anew -------------------------------------------------------------------------
 
 
-def restart_at(parts: Parts, offset: int, keep: Path | None) -> None:
+def restart_at(parts: StoreParts, offset: int, keep: Path | None) -> None:
     """Empties the store, which then begins at `offset`, a segment's start.  Its files go,
     or move below `keep`.
 
@@ -202,7 +202,7 @@ def _directories(options: LogOptions) -> list[tuple[Path, str]]:
     ]
 
 
-def _check_keep(parts: Parts, keep: Path) -> None:
+def _check_keep(parts: StoreParts, keep: Path) -> None:
     """Makes the directory `keep`.  It has to be empty, and on the same file system as the files."""
     files = parts.files
     try:
@@ -225,7 +225,7 @@ def _check_open(log: CommitLog) -> None:
         raise LogNotWritable(log.writable or "shut down")
 
 
-def _decide(parts: Parts, what: Rewinding | Emptying) -> None:
+def _decide(parts: StoreParts, what: Rewinding | Emptying) -> None:
     try:
         parts.unfinished.begin(what)
     except OSError as error:
@@ -239,7 +239,7 @@ def _decide(parts: Parts, what: Rewinding | Emptying) -> None:
         raise StoreUnreadable(parts.options.root, f"not cut: {error.strerror or error}") from error
 
 
-def _settle(parts: Parts, what: Rewinding | Emptying, offset: int) -> None:
+def _settle(parts: StoreParts, what: Rewinding | Emptying, offset: int) -> None:
     """Everything is on the disk: removes the intent, and has the dispatcher go on from there."""
     log, queues, dispatcher = parts.log, parts.queues, parts.dispatcher
     try:

@@ -20,7 +20,7 @@ from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.dispatch.expected import Expected
 from commitlog.errors import CommitLogError
 from commitlog.index.files import IndexFiles
-from commitlog.index.index_file import IndexFile, Key
+from commitlog.index.index_file import IndexedKey, IndexFile
 from commitlog.kernel.keys import Put
 from commitlog.log.readable_log import ReadableLog
 from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
@@ -126,8 +126,8 @@ class _IndexWalk:
         self._files = iter(self.files)
         self._log_start = log_start
         self._file: IndexFile | None = None
-        self._entries: Iterator[Key] = iter(())
-        self._at: Key | None = None
+        self._entries: Iterator[IndexedKey] = iter(())
+        self._at: IndexedKey | None = None
         self._go_to_next_file()
 
     def follow(self, puts: list[Put]) -> None:

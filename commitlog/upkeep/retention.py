@@ -71,7 +71,7 @@ class Expiring(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RetentionRules:
     """What the configuration says about deleting."""
 
     hours: frozenset[int]
@@ -80,7 +80,7 @@ class Rules:
     clean_forcibly: bool
 
     @classmethod
-    def of(cls, options: LogOptions) -> Rules:
+    def of(cls, options: LogOptions) -> RetentionRules:
         """Raises ValueError for a deleteWhen that names no hours."""
         return cls(
             hours=parse_hours(options.delete_when),
@@ -91,7 +91,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RetentionFacts:
     """What a pass decides by.  `modified_s`: when each segment was last written, from the oldest segment to
     the one that is written now.  `used_ratio`: None if the disk does not say.
     """
@@ -120,7 +120,7 @@ def disk_full(used_ratio: float) -> bool:
     return _percent(used_ratio) > round(DISK_FULL_RATIO * 100)
 
 
-def choose(facts: Facts, rules: Rules) -> int:
+def choose(facts: RetentionFacts, rules: RetentionRules) -> int:
     """How many of the oldest segments go in this pass."""
     used = None if facts.used_ratio is None else _percent(facts.used_ratio)
     short = used is None or used > round(rules.max_used_ratio * 100)
@@ -158,7 +158,7 @@ class Retention:
         self.full = False
         self.at_work = threading.Lock()
         """Held while files are deleted.  Take it to keep the next pass from starting."""
-        self._rules = Rules.of(options)
+        self._rules = RetentionRules.of(options)
         self._interval_s = options.clean_interval_ms / 1000
         self._paths = (options.log_path, options.root)
         self._log = log
@@ -192,7 +192,7 @@ class Retention:
 
     def configure(self, options: LogOptions) -> None:
         """Changes the rules, from the next pass on.  Raises ValueError.  Any thread."""
-        self._rules = Rules.of(options)
+        self._rules = RetentionRules.of(options)
 
     def check_disk(self) -> None:
         """Measures the disk; holds appends while it is full."""
@@ -229,12 +229,12 @@ class Retention:
         self._trouble = None
         return gone
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> RetentionFacts:
         now_s = self._clock_s()
         modified_s = [
             segment.modified_s() for segment in self._log.segments.items[: SEGMENTS_PER_PASS_MAX + 1]
         ]
-        return Facts(now_s, self._local_hour(now_s), self.used_ratio, modified_s, self._ordered > 0)
+        return RetentionFacts(now_s, self._local_hour(now_s), self.used_ratio, modified_s, self._ordered > 0)
 
     def _drop(self, count: int, stop: threading.Event) -> int:
         for gone in range(count):

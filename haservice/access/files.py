@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from commitlog.log.log import wall_clock_ms
 from haservice.access.accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
-from haservice.access.rules import Account, Rules
+from haservice.access.rules import AccessRules, Account
 from haservice.configuration.security_settings import AclConfig, NameserverAclConfig
 from haservice.configuration.yaml_document import YamlDocument, yaml_text
 from haservice.errors import ConfigError
@@ -51,7 +51,7 @@ class _Whole(NamedTuple):
 
     files: Mapping[str, AclFile]
     owners: dict[str, str]
-    rules: Rules
+    rules: AccessRules
     warnings: list[str]
 
 
@@ -60,7 +60,7 @@ class AclFiles:
 
     def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.main = main
-        self.rules = Rules()
+        self.rules = AccessRules()
         # What is wrong with the present files; the rules in force are then older.
         self.trouble = ""
         self._key = key
@@ -173,7 +173,7 @@ class AclFiles:
                     continue
                 accounts[account.access_key] = account
                 owners[account.access_key] = path
-        rules = Rules([pattern for one in found.values() for pattern in one.white], accounts)
+        rules = AccessRules([pattern for one in found.values() for pattern in one.white], accounts)
         if rules.empty:
             reason = "no account and no white list there: with aclEnable=true nobody would be let in"
             raise ConfigError(str(self.main), 0, self._key, reason)

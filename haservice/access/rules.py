@@ -67,7 +67,7 @@ class Account:
             raise AclRefused(text, "checkPerm")
 
 
-class Rules:
+class AccessRules:
     """All accounts and global white lists together; never changed, only replaced."""
 
     def __init__(self, white: Sequence[AddressPattern] = (), accounts: Mapping[str, Account] | None = None):

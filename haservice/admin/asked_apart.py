@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.many import Call
 from haservice.admin.overview import Overview
 from haservice.broker.send.retries import retry_topic
@@ -35,7 +35,7 @@ GROUP_GET_NUMS = "GROUP_GET_NUMS"
 PROGRESS_TIMEOUT_S = 15.0
 
 
-def add_topics(admin: Admin, names: Iterable[str], found: Overview, *, traffic: bool = True) -> None:
+def add_topics(admin: MQAdmin, names: Iterable[str], found: Overview, *, traffic: bool = True) -> None:
     """Adds the topics that have a route, with their groups; without `traffic` nothing else."""
     routes = admin.routes(names)
     for name, route in routes.items():
@@ -46,7 +46,7 @@ def add_topics(admin: Admin, names: Iterable[str], found: Overview, *, traffic: 
         _add_progress(admin, list(routes), found)
 
 
-def add_groups(admin: Admin, groups: Sequence[str], found: Overview) -> None:
+def add_groups(admin: MQAdmin, groups: Sequence[str], found: Overview) -> None:
     """Adds each group's progress and its members, as far as brokers know them."""
     places = _places(admin, groups)
     asked = [(group, addr) for group in groups for addr in places[group]]
@@ -77,7 +77,7 @@ def _together(
     )
 
 
-def _add_groups(admin: Admin, routes: dict[str, TopicRouteData], found: Overview) -> None:
+def _add_groups(admin: MQAdmin, routes: dict[str, TopicRouteData], found: Overview) -> None:
     asked = [(name, readable_addr(data)) for name, route in routes.items() for data in _up(route)]
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
     lists = _ask(admin, found, [Call(addr, code, TopicHeader(name), GroupList) for name, addr in asked])
@@ -86,7 +86,7 @@ def _add_groups(admin: Admin, routes: dict[str, TopicRouteData], found: Overview
             found.topic(name).group(group)
 
 
-def _add_traffic(admin: Admin, routes: dict[str, TopicRouteData], found: Overview) -> None:
+def _add_traffic(admin: MQAdmin, routes: dict[str, TopicRouteData], found: Overview) -> None:
     masters = {
         name: [data.broker_addrs[MASTER_ID] for data in _up(route) if MASTER_ID in data.broker_addrs]
         for name, route in routes.items()
@@ -104,7 +104,7 @@ def _add_traffic(admin: Admin, routes: dict[str, TopicRouteData], found: Overvie
         found.topic(name).group(group).gets.add(_rates(next(answers)))
 
 
-def _add_progress(admin: Admin, names: Sequence[str], found: Overview) -> None:
+def _add_progress(admin: MQAdmin, names: Sequence[str], found: Overview) -> None:
     groups = sorted({group for name in names for group in found.topic(name).groups})
     places = _places(admin, groups)
     asked = [
@@ -116,7 +116,7 @@ def _add_progress(admin: Admin, names: Sequence[str], found: Overview) -> None:
             found.topic(name).group(group).behind += sum(one.lag for one in stats.offset_table.values())
 
 
-def _places(admin: Admin, groups: Sequence[str]) -> dict[str, list[str]]:
+def _places(admin: MQAdmin, groups: Sequence[str]) -> dict[str, list[str]]:
     """The brokers to ask about each group: those with its retry topic, else all masters."""
     routes = admin.routes(retry_topic(group) for group in groups)
     masters = [broker.addr for broker in admin.brokers() if broker.is_master]
@@ -131,7 +131,7 @@ def _up(route: TopicRouteData) -> list[Any]:
     return [data for data in route.broker_datas if data.broker_addrs]
 
 
-def _ask(admin: Admin, found: Overview, calls: Sequence[Call], timeout_s: float | None = None) -> list[Any]:
+def _ask(admin: MQAdmin, found: Overview, calls: Sequence[Call], timeout_s: float | None = None) -> list[Any]:
     """The bodies; None where there is none.  Who does not answer at all is put among the failures."""
     results = admin.call_many(calls) if timeout_s is None else admin.call_many(calls, timeout_s)
     for call, result in zip(calls, results, strict=True):

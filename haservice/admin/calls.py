@@ -10,7 +10,7 @@ import click
 
 from haservice.admin.many import Call, call_many
 from haservice.client import admin
-from haservice.client.admin import TIMEOUT_S, Broker, Pulled, readable_addr
+from haservice.client.admin import TIMEOUT_S, Broker, PulledRecords, readable_addr
 from haservice.client.options import ClientOptions
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, TopicRouteData
@@ -18,10 +18,10 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import RouteHeader
 from haservice.terminal.access import Access, access
 
-__all__ = ["Admin", "Broker", "Pulled", "readable_addr"]
+__all__ = ["Broker", "MQAdmin", "PulledRecords", "readable_addr"]
 
 
-class Admin(admin.Admin):
+class MQAdmin(admin.Admin):
     """For the command that runs now."""
 
     def __init__(self, namesrv: Sequence[str] = (), way: Access | None = None) -> None:

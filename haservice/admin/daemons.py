@@ -25,7 +25,7 @@ import click
 
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
-from commitlog.keys import Mark
+from commitlog.keys import KeyTrait
 from haservice import logs
 from haservice.admin.commands.nodes.in_force import in_force
 from haservice.binding import ValuesRefused, keys_of
@@ -331,7 +331,9 @@ def print_broker(loaded: NodeConfig, *, important: bool) -> None:
     print_warnings(loaded.warnings)
     found = in_force(loaded)
     shown = {
-        key.name for key, _ in keys_of(*config.BROKER_CLASSES) if not important or Mark.IMPORTANT in key.marks
+        key.name
+        for key, _ in keys_of(*config.BROKER_CLASSES)
+        if not important or KeyTrait.IMPORTANT in key.marks
     }
     for key, note in found.notes.items():
         if not key or key in shown:

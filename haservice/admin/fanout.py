@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.errors import RemotingError
 from haservice.terminal.explain import explain
 from haservice.terminal.output import echo, shown_addr, to_json
@@ -52,7 +52,7 @@ def tell_each(
         sys.exit(1)
 
 
-def say_none_registered(admin: Admin, output_format: str) -> None:
+def say_none_registered(admin: MQAdmin, output_format: str) -> None:
     """Says on standard error why a list of brokers or topics is empty; JSON is for programs, and stays alone."""
     if output_format == "table":
         places = ";".join(map(shown_addr, admin.nameservers))

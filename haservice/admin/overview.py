@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.overview import (
@@ -84,7 +84,7 @@ class Overview:
         self.failures.setdefault(addr, error)
 
 
-def topics_of_brokers(admin: Admin, only: str | None = None) -> Overview:
+def topics_of_brokers(admin: MQAdmin, only: str | None = None) -> Overview:
     """All topics, or that one alone.  Raises NotAllOurs."""
     found = Overview()
     for broker, page in _pages(admin, RequestCode.GET_TOPICS_OVERVIEW, TopicsOverview, found, only):
@@ -103,7 +103,7 @@ def topics_of_brokers(admin: Admin, only: str | None = None) -> Overview:
     return found
 
 
-def groups_of_brokers(admin: Admin) -> Overview:
+def groups_of_brokers(admin: MQAdmin) -> Overview:
     """Raises NotAllOurs.  A member is connected to each broker: the largest number of members counts."""
     found = Overview()
     for _, page in _pages(admin, RequestCode.GET_GROUPS_OVERVIEW, GroupsOverview, found):
@@ -128,7 +128,7 @@ def _together(one: GroupOverview, other: GroupOverview) -> GroupOverview:
 
 
 def _pages(
-    admin: Admin, code: RequestCode, body: type[Page], found: Overview, only: str | None = None
+    admin: MQAdmin, code: RequestCode, body: type[Page], found: Overview, only: str | None = None
 ) -> Iterator[tuple[Broker, Page]]:
     """Of each broker name from its master, or else from its first slave."""
     for broker in readable_brokers(admin):
@@ -144,7 +144,7 @@ def _pages(
 
 
 def _of_broker(
-    admin: Admin, broker: Broker, code: RequestCode, body: type[Page], only: str | None
+    admin: MQAdmin, broker: Broker, code: RequestCode, body: type[Page], only: str | None
 ) -> Iterator[Page]:
     after, more = "", True
     while more:
@@ -163,7 +163,7 @@ _NAMES: dict[type, Callable[[Any], list[str]]] = {
 }
 
 
-def readable_brokers(admin: Admin) -> list[Broker]:
+def readable_brokers(admin: MQAdmin) -> list[Broker]:
     """Of each broker name the one to read from: the master, or else the first slave."""
     first: dict[tuple[str, str], Broker] = {}
     for broker in admin.brokers():  # by name, the master first

@@ -34,7 +34,7 @@ from haservice.broker.metadata.tables import Tables
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.roles.executor import RoleEvents
 from haservice.broker.roles.peer_repair import Repairer
-from haservice.broker.roles.startup import Following, OpenedRole, RoleKeeper
+from haservice.broker.roles.startup import FollowedMaster, OpenedRole, RoleKeeper
 from haservice.broker.send.durability import Durability, Wait
 from haservice.broker.send.processor import SendProcessor
 from haservice.broker.services import (
@@ -128,7 +128,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     slave = ha if isinstance(ha, SlaveHAService) else None
     durability = durability_of(config, store, ha, server)
     slave_sync = slave_sync_of(config, tables)
-    following = Following(config.replication, slave, slave_sync)
+    following = FollowedMaster(config.replication, slave, slave_sync)
     registration = registration_of(
         config,
         tables,

@@ -24,7 +24,7 @@ class Log(Protocol):
     def end(self) -> int: ...
 
 
-class Dispatcher(Protocol):
+class AwaitedDispatch(Protocol):
     @property
     def position(self) -> int: ...
 
@@ -34,7 +34,7 @@ class Dispatcher(Protocol):
 class DispatchBarrier:
     """On the loop; `call_soon` brings a callback of another thread there."""
 
-    def __init__(self, log: Log, dispatcher: Dispatcher, call_soon: Callable[..., None]) -> None:
+    def __init__(self, log: Log, dispatcher: AwaitedDispatch, call_soon: Callable[..., None]) -> None:
         self._log = log
         self._dispatcher = dispatcher
         self._call_soon = call_soon

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.options import TRANSACTION_CHECKS
 from commitlog.store import Store
 from haservice.access.files import AclFiles
@@ -35,7 +35,7 @@ from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.broker_state import StateProcessor
 from haservice.broker.metadata.housekeeping import HousekeepingProcessor
 from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
-from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.store_view import StoreQueues
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
@@ -43,10 +43,10 @@ from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMovedEvents
 from haservice.broker.pull.processor import PullProcessor, keeps_offset
 from haservice.broker.pull.query import QueryProcessor
-from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.reader import PullReader
 from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.roles.processor import LineageProcessor, Roles
-from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.admission import Admission, SendRules
 from haservice.broker.send.durability import Durability
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
@@ -61,7 +61,7 @@ from haservice.broker.topics.table import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTabl
 from haservice.broker.transactions.check import TransactionCheck, load_ends
 from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
-from haservice.broker.transactions.walk import Rules
+from haservice.broker.transactions.walk import TransactionRules
 from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import (
     DELAY_STATS,
@@ -158,7 +158,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
     """Request code → processor, for the main port.  `gauges` gives entries of request 28."""
     config, broker, store = parts.config, parts.config.broker, parts.store
     offload = parts.server.offload
-    reader = QueueReader(
+    reader = PullReader(
         store.log,
         store.queues.get,
         ReadLimits.of(broker),
@@ -255,7 +255,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
     config, store, offload = parts.config, parts.store, parts.server.offload
     topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
     name, is_slave = config.broker.broker_name, parts.is_slave
-    view = StoreView(store.queues, store.log)
+    view = StoreQueues(store.queues, store.log)
     return (
         TopicProcessor(
             topics,
@@ -327,7 +327,7 @@ def transaction_check_of(
         parts.store,
         parts.offsets,
         parts.topics,
-        Rules.of(parts.config),
+        TransactionRules.of(parts.config),
         ends=parts.transaction_ends,
         interval_s=parts.config.broker.transaction_check_interval_ms / 1000,
         hand_over=lambda some, asked: parts.server.call_soon(questions.ask, some, asked),
@@ -337,7 +337,9 @@ def transaction_check_of(
     )
     parts.live.follow(
         {TRANSACTION_CHECKS},
-        lambda config: check.configure(Rules.of(config), config.broker.transaction_check_interval_ms / 1000),
+        lambda config: check.configure(
+            TransactionRules.of(config), config.broker.transaction_check_interval_ms / 1000
+        ),
     )
     return check
 
@@ -378,7 +380,7 @@ def _readable_topics(parts: Parts) -> Topics:
 def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:
     broker, traffic = parts.config.broker, parts.stats.traffic
 
-    def sent_back(topic: str, group: str, stored: Message, size_bytes: int) -> None:
+    def sent_back(topic: str, group: str, stored: NewMessage, size_bytes: int) -> None:
         traffic.sent_back(topic, group)
         if stored.topic == SCHEDULE_TOPIC:
             traffic.scheduled(stored.queue_id, size_bytes)
@@ -408,9 +410,9 @@ def _admission(parts: Parts) -> Admission:
     return Admission(_limits(parts.config), parts.topics, parts.groups.find)
 
 
-def _limits(config: NodeConfig) -> Limits:
+def _limits(config: NodeConfig) -> SendRules:
     broker = config.broker
-    return Limits(
+    return SendRules(
         broker.cluster_name,
         broker.permission,
         config.log.max_message_bytes,

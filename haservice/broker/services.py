@@ -31,7 +31,7 @@ from haservice.replication.master.service import MasterHAService
 from haservice.replication.service import HAService
 from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.service import SlaveHAService
-from haservice.replication.wire.greeting import Facts, Outcome
+from haservice.replication.wire.greeting import Facts, GreetingOutcome
 from haservice.replication.wire.hello import SlaveHello
 
 
@@ -89,7 +89,7 @@ def replication_of(
     *,
     on_mark: Callable[[], None],
     on_ahead: Callable[[SlaveHello], None],
-    on_heard: Callable[[SlaveHello, Outcome], None],
+    on_heard: Callable[[SlaveHello, GreetingOutcome], None],
     on_failure: Callable[[str, BaseException], None],
 ) -> MasterHAService[Wait] | SlaveHAService:
     """The service of this role.  With SYNC_FLUSH a slave reports only what is on its disk."""

@@ -7,7 +7,7 @@ from haservice.client.consumer.options import ConsumerOptions
 from haservice.client.consumer.pull_consumer import AsyncPullConsumer, NotAssigned, PullConsumer
 from haservice.client.consumer.push_consumer import AsyncPushConsumer, PushConsumer
 from haservice.client.consumer.queues.allocation import averagely, averagely_by_circle, by_config
-from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.in_flight import QueueLimits
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.errors import (
     ClientClosed,
@@ -24,7 +24,7 @@ from haservice.client.errors import (
 from haservice.client.message import Message, Received
 from haservice.client.options import ClientOptions, Credentials, tls_context
 from haservice.client.producer import AsyncProducer, Producer
-from haservice.client.sends import SendLimits, SendResult, SendStatus
+from haservice.client.sends import ProducerLimits, SendResult, SendStatus
 from haservice.client.session import Session
 from haservice.client.transactions import TransactionListener, TransactionResult, TransactionState
 from haservice.remoting.bodies.clients import MessageQueue
@@ -46,21 +46,21 @@ __all__ = [
     "ConsumerOptions",
     "Credentials",
     "GroupUnknown",
-    "Limits",
     "Message",
     "MessageIllegal",
     "MessageQueue",
     "NameserverUnknown",
     "NotAssigned",
     "Producer",
+    "ProducerLimits",
     "PullConsumer",
     "PushConsumer",
+    "QueueLimits",
     "Received",
     "ReplyTimeout",
     "RetryLater",
     "RouteUnknown",
     "SendFailed",
-    "SendLimits",
     "SendResult",
     "SendStatus",
     "Session",

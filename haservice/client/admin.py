@@ -85,7 +85,7 @@ class Broker(NamedTuple):
         return self.broker_id == MASTER_ID
 
 
-class Pulled(NamedTuple):
+class PulledRecords(NamedTuple):
     """What one pull brought: encoded records, and where to go on."""
 
     code: int
@@ -389,7 +389,7 @@ class Admin:
         count: int,
         group: str,
         expression: str = "*",
-    ) -> Pulled:
+    ) -> PulledRecords:
         """Request 11, without waiting for messages that are not there yet."""
         header = PullMessageHeader(
             consumer_group=group,
@@ -413,7 +413,7 @@ class Admin:
             ),
         )
         found = PullMessageResponseHeader.decode(answer.ext)
-        return Pulled(answer.code, answer.body, found.next_begin_offset, found.max_offset)
+        return PulledRecords(answer.code, answer.body, found.next_begin_offset, found.max_offset)
 
     def view(self, addr: str, physical_offset: int) -> bytes:
         """Request 33: the record at a physical offset."""

@@ -24,7 +24,7 @@ from haservice.client.request_reply import Requests, reply_to
 from haservice.client.sends import (
     Delivery,
     Prepared,
-    SendLimits,
+    ProducerLimits,
     SendResult,
     Turns,
     check_is_message,
@@ -45,7 +45,7 @@ from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.codes import RequestCode
 
-DEFAULT_LIMITS = SendLimits()
+DEFAULT_LIMITS = ProducerLimits()
 
 
 class AsyncProducer:
@@ -58,7 +58,7 @@ class AsyncProducer:
         *,
         session: Session | None = None,
         listener: TransactionListener | None = None,
-        limits: SendLimits = DEFAULT_LIMITS,
+        limits: ProducerLimits = DEFAULT_LIMITS,
     ) -> None:
         """`listener` is for transactions.  With `session` the producer shares that one, and leaves it open.
 
@@ -233,7 +233,7 @@ class AsyncProducer:
         message: Message,
         queue: MessageQueue | None,
         timeout_s: float | None,
-        limits: SendLimits | None = None,
+        limits: ProducerLimits | None = None,
     ) -> SendResult:
         await self._ready()
         seconds = self._send_timeout_s if timeout_s is None else timeout_s
@@ -299,7 +299,7 @@ class Producer(BlockingFace[AsyncProducer]):
         options: ClientOptions | None = None,
         *,
         listener: TransactionListener | None = None,
-        limits: SendLimits = DEFAULT_LIMITS,
+        limits: ProducerLimits = DEFAULT_LIMITS,
     ) -> None:
         self.group = group
         super().__init__(lambda: AsyncProducer(group, options, listener=listener, limits=limits))

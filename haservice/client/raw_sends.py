@@ -45,7 +45,7 @@ UNREACHABLE = "UNREACHABLE"
 _keys = UniqueKeys()
 
 
-class Queue(NamedTuple):
+class SendQueue(NamedTuple):
     """A queue to send to."""
 
     broker_name: str
@@ -53,7 +53,7 @@ class Queue(NamedTuple):
     queue_id: int
 
 
-class Outgoing(NamedTuple):
+class RawMessage(NamedTuple):
     """A message to send."""
 
     body: bytes
@@ -65,7 +65,7 @@ class Outgoing(NamedTuple):
 class Sent(NamedTuple):
     """What became of a message.  The last three are None if it was not stored."""
 
-    queue: Queue
+    queue: SendQueue
     status: str
     remark: str | None
     body: bytes
@@ -103,7 +103,7 @@ class Tally:
             self.remarks.setdefault(sent.status, sent.remark or "")
 
 
-def send_command(topic: str, queue_id: int, message: Outgoing) -> RemotingCommand:
+def send_command(topic: str, queue_id: int, message: RawMessage) -> RemotingCommand:
     """SEND_MESSAGE_V2 as a stock producer makes it, UNIQ_KEY included."""
     key = unique_key(wall_clock_ms())
     properties = encode_properties({UNIQUE_KEY: key, WAIT: "true", **message.properties}).decode()
@@ -116,7 +116,7 @@ def unique_key(now_ms: int) -> str:
     return _keys.make(now_ms)
 
 
-async def send_one(client: RemotingClient, topic: str, queue: Queue, message: Outgoing) -> Sent:
+async def send_one(client: RemotingClient, topic: str, queue: SendQueue, message: RawMessage) -> Sent:
     """Sends one message; an answer of any code is a value, and so is no answer."""
     try:
         answer = await client.invoke(queue.addr, send_command(topic, queue.queue_id, message), TIMEOUT_S)
@@ -148,8 +148,8 @@ def _code_name(code: int) -> str:
 
 async def send_all(
     topic: str,
-    queues: Sequence[Queue],
-    messages: AsyncIterator[Outgoing],
+    queues: Sequence[SendQueue],
+    messages: AsyncIterator[RawMessage],
     on_sent: Callable[[Sent], None],
     in_flight: int = IN_FLIGHT,
     tally: Tally | None = None,
@@ -201,14 +201,14 @@ async def send_all(
 
 def writable_queues(
     admin: Admin, topic: str, broker: str | None = None, queue_id: int | None = None
-) -> list[Queue]:
+) -> list[SendQueue]:
     """The queues to write to, at the masters of the route; `broker` is a broker's name.
 
     Raises RouteUnknown if there is none, AnswerError 17 for a topic that nobody knows or would make.
     """
     route = _route_or_template(admin, topic)
     queues = [
-        Queue(queue.broker_name, addr, queue.queue_id)
+        SendQueue(queue.broker_name, addr, queue.queue_id)
         for queue in route.write_queues
         if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
         if (addr := route.master(queue.broker_name)) is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from commitlog.kernel import records
 from haservice.client.admin import Admin
 from haservice.client.message import decode_all, uncompressed
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.clients import QueueHeader, SearchOffsetHeader
 
@@ -17,7 +17,7 @@ PULL_COUNT = 32
 def from_queue(
     admin: Admin,
     topic: str,
-    queue: Queue,
+    queue: SendQueue,
     group: str,
     offset: int | None = None,
     begin_ms: int | None = None,

@@ -110,7 +110,7 @@ _NEVER_S = float("-inf")
 
 
 @dataclass(slots=True)
-class RouteTable:
+class ClientRoutes:
     """The routes of one client.  Times are those of its loop's clock."""
 
     interval_s: float = 30.0

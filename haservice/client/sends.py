@@ -116,7 +116,7 @@ class Prepared(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SendLimits:
+class ProducerLimits:
     """Limits that a producer sets once for all its sends."""
 
     retries: int = 2
@@ -135,7 +135,7 @@ def check_is_message(message: object) -> None:
 def prepared(
     message: Message,
     unique_key: str,
-    limits: SendLimits,
+    limits: ProducerLimits,
     extra: Mapping[str, str] | None = None,
     *,
     sys_flag: int = 0,
@@ -158,7 +158,9 @@ def prepared(
     )
 
 
-def prepared_batch(messages: Sequence[Message], unique_keys: Sequence[str], limits: SendLimits) -> Prepared:
+def prepared_batch(
+    messages: Sequence[Message], unique_keys: Sequence[str], limits: ProducerLimits
+) -> Prepared:
     """Raises MessageIllegal for messages that cannot go together, and TypeError for what is no Message."""
     for message in messages:
         check_is_message(message)
@@ -252,7 +254,7 @@ class Delivery:
         turns: Turns,
         group: str,
         sent: Prepared,
-        limits: SendLimits,
+        limits: ProducerLimits,
         timeout_s: float,
     ) -> None:
         self._session = session

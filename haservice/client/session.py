@@ -24,7 +24,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.client.errors import ClientClosed, RouteUnknown
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.options import ClientOptions
-from haservice.client.routes import TEMPLATE_TOPIC, RouteTable, TopicRoute
+from haservice.client.routes import TEMPLATE_TOPIC, ClientRoutes, TopicRoute
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, HAServiceError, RemotingError, RemotingTimeout, RemotingUnreachable
 from haservice.log_throttle import LogThrottle
@@ -67,7 +67,7 @@ class Session:
         self.ip = ip
         self.client_id = client_id(ip, self.options.instance_name)
         self.keys = UniqueKeys(ip)
-        self.routes = RouteTable(self.options.route_interval_s, self.options.master_poll_s)
+        self.routes = ClientRoutes(self.options.route_interval_s, self.options.master_poll_s)
         self.route_polls = 0  # questions for routes so far
         self._loop = asyncio.get_running_loop()
         credentials = self.options.credentials

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from haservice.client.message import Message
-from haservice.client.sends import Delivery, SendLimits, Turns, prepared
+from haservice.client.sends import Delivery, ProducerLimits, Turns, prepared
 from haservice.client.session import Session
 from haservice.errors import HAServiceError
 from haservice.log_throttle import LogThrottle
@@ -69,7 +69,7 @@ class TraceWriter:
         self._session = session
         self._topic = session.options.trace_topic
         self._turns = Turns(session)
-        self._limits = SendLimits(retries=0)
+        self._limits = ProducerLimits(retries=0)
         self._waiting: deque[tuple[str, Sequence[str]]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._throttle = LogThrottle()

@@ -17,7 +17,7 @@ import yaml
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions
 from haservice.binding import Binder, keys_of
 from haservice.configuration import rocketmq_keys
-from haservice.configuration.properties import Entry, Properties, parse
+from haservice.configuration.properties import Properties, PropertyEntry, parse
 from haservice.configuration.security_settings import (
     TLS_CONFIG_FILE,
     AclConfig,
@@ -169,7 +169,7 @@ def _settle_addresses(broker: dict[str, Any], remoting: RemotingConfig, binder: 
 
 def _settle_name_servers(broker: dict[str, Any], environ: Mapping[str, str], binder: Binder) -> None:
     if "namesrv_addrs" not in broker and binder.sound("namesrvAddr") and environ.get("NAMESRV_ADDR"):
-        given = {"namesrvAddr": Entry(environ["NAMESRV_ADDR"], 0)}
+        given = {"namesrvAddr": PropertyEntry(environ["NAMESRV_ADDR"], 0)}
         of_environment = Binder(Properties(given, "environment variable NAMESRV_ADDR"))
         broker.update(of_environment.values(BrokerConfig))
         binder.errors += of_environment.errors

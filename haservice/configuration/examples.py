@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from commitlog.keys import ANY, INT_MAX, Key, Mark, Section
+from commitlog.keys import ANY, INT_MAX, Key, KeyTrait, Section
 from commitlog.options import FLUSHING, INDEX, KEEPING, STORE
 from haservice.binding import keys_of, kinds_of
 from haservice.configuration.config import BROKER_CLASSES, NAMESERVER_CLASSES
@@ -109,7 +109,7 @@ def in_sections(
 
 def sentence(key: Key) -> str:
     """What the key is for."""
-    return f"OURS. {key.doc}" if Mark.OURS in key.marks else key.doc
+    return f"OURS. {key.doc}" if KeyTrait.OURS in key.marks else key.doc
 
 
 def default_text(key: Key) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from commitlog.keys import Key, Mark
+from commitlog.keys import Key, KeyTrait
 from haservice.configuration.examples import (
     EXAMPLES,
     MASTER,
@@ -64,11 +64,11 @@ def _table(keys: Sequence[tuple[Key, type[Any]]]) -> str:
 
 
 def _change(key: Key) -> str:
-    if Mark.BY_HAND in key.marks:
+    if KeyTrait.BY_HAND in key.marks:
         return "by hand"
     if key.takers:
         return "at once"
-    return "guarded" if Mark.GUARDED in key.marks else "next start"
+    return "guarded" if KeyTrait.GUARDED in key.marks else "next start"
 
 
 if __name__ == "__main__":

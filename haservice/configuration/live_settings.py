@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from commitlog.keys import Mark, Taker
+from commitlog.keys import KeyTrait, Taker
 from haservice.binding import Binder, keys_of, nearest
 from haservice.configuration import rocketmq_keys
 from haservice.configuration.config import FILE_BYTES_MAX, broker_from, in_force, nameserver_from
-from haservice.configuration.properties import Entry, Properties, parse, rewritten
+from haservice.configuration.properties import Properties, PropertyEntry, parse, rewritten
 from haservice.configuration.settings import NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
@@ -41,7 +41,7 @@ class KeyForbidden(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """A change that was accepted.  `live` and `later` are keys, `path` is the file that has it now."""
 
     values: Mapping[type[Any], Mapping[str, Any]]
@@ -107,14 +107,14 @@ class LiveSettings(Generic[C]):
             f"{key}={value}\n" for key, value in in_force(self.config) if not key.startswith("tls.")
         )
 
-    def change(self, text: str) -> Change:
+    def change(self, text: str) -> ConfigChange:
         """Waits for the disk.  Raises KeyForbidden or ConfigError; nothing has changed then."""
         asked = parse(text, "request")
         wanted = {key: entry.value for key, entry in asked.items()}
         for key in wanted:
-            if key in self._forbidden or self._has(key, Mark.BY_HAND):
+            if key in self._forbidden or self._has(key, KeyTrait.BY_HAND):
                 raise KeyForbidden("request", asked.line_of(key), key, "Can not update config in black list.")
-            if self._open_to_all and (self._has(key, Mark.GUARDED) or self._is_unserved_path(key)):
+            if self._open_to_all and (self._has(key, KeyTrait.GUARDED) or self._is_unserved_path(key)):
                 reason = (
                     f"{key} is a path, an address, a guard or a role: without access control (aclEnable) "
                     "no request changes it. Edit the file and start again."
@@ -126,7 +126,9 @@ class LiveSettings(Generic[C]):
                     )
                 raise KeyForbidden("request", asked.line_of(key), key, reason)
         self._check_names(asked)
-        binder = Binder(Properties({key: Entry(value, 0) for key, value in wanted.items()}, "request"))
+        binder = Binder(
+            Properties({key: PropertyEntry(value, 0) for key, value in wanted.items()}, "request")
+        )
         classes = _classes(self.config)
         values = {cls: binder.values(cls) for cls in classes}
         binder.finish()
@@ -134,9 +136,9 @@ class LiveSettings(Generic[C]):
         live = self.reloadable_keys & set_keys
         with self._lock:
             path = self._rewrite(asked, wanted)
-        return Change(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)
+        return ConfigChange(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: ConfigChange) -> None:
         """On the loop."""
         self.changes += 1
         live = set(change.live)
@@ -149,7 +151,7 @@ class LiveSettings(Generic[C]):
             if takers & told:
                 take(self.config)
 
-    def _has(self, name: str, mark: Mark) -> bool:
+    def _has(self, name: str, mark: KeyTrait) -> bool:
         return name in self._keys and mark in self._keys[name].marks
 
     def _is_unserved_path(self, name: str) -> bool:

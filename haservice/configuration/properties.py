@@ -30,22 +30,24 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPED = {char: f"\\{letter}" for letter, char in ESCAPES.items()} | {"\\": "\\\\"}
 
 
-class Entry(NamedTuple):
+class PropertyEntry(NamedTuple):
     """One key's value, and the line of the key, counted from 1."""
 
     value: str
     line: int
 
 
-class Properties(Mapping[str, Entry]):
+class Properties(Mapping[str, PropertyEntry]):
     """The entries of one text, in the order of their first appearance."""
 
-    def __init__(self, entries: dict[str, Entry], source: str, warnings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, entries: dict[str, PropertyEntry], source: str, warnings: tuple[str, ...] = ()
+    ) -> None:
         self._entries = entries
         self.source = source
         self.warnings = warnings
 
-    def __getitem__(self, key: str) -> Entry:
+    def __getitem__(self, key: str) -> PropertyEntry:
         return self._entries[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -65,7 +67,7 @@ def parse(text: str, source: str) -> Properties:
 
     Raises ConfigError with the line for a malformed \\u escape, which Java refuses too.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, PropertyEntry] = {}
     warnings: list[str] = []
     for line, _, logical in _logical_lines(_lines(text)):
         raw_key, raw_value = _split(logical)
@@ -73,7 +75,7 @@ def parse(text: str, source: str) -> Properties:
         value = _unescape(raw_value, source, line)
         if key in entries:
             warnings.append(f"{source}:{line}: {key}: overrides line {entries[key].line}")
-        entries[key] = Entry(value, line)
+        entries[key] = PropertyEntry(value, line)
     return Properties(entries, source, tuple(warnings))
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import click
 
-from commitlog.kernel.records import Message, encode, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode, encode_host, encode_properties
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
 
@@ -65,7 +65,7 @@ def main(mib: int, body_bytes: int, rounds: int, directory: Path | None) -> None
     )
     click.echo()
     for queues in (1, 1024):
-        for end in End:
+        for end in StoreEnd:
             wall_s, cpu_s = zip(*(bench.restart(end, queues) for _ in range(rounds)), strict=True)
             name = f"restart, {queues} queues, {end.value}"
             click.echo(
@@ -74,7 +74,7 @@ def main(mib: int, body_bytes: int, rounds: int, directory: Path | None) -> None
             )
 
 
-class End(enum.Enum):
+class StoreEnd(enum.Enum):
     """How a store ended before it is opened again."""
 
     CLEAN = "clean"
@@ -98,7 +98,7 @@ class AppendBench:
         properties = encode_properties(
             {"UNIQ_KEY": "7F0000010A5B18B4AAC20000000A0000", "TAGS": "TagA", "WAIT": "true"}
         )
-        self._message = Message("bench", 0, os.urandom(body_bytes), properties, born_host=STORE_HOST)
+        self._message = NewMessage("bench", 0, os.urandom(body_bytes), properties, born_host=STORE_HOST)
         self._record = bytes(encode(self._message, STORE_HOST))
         self._count = (mib << 20) // len(self._record)
 
@@ -164,18 +164,18 @@ class AppendBench:
             thread.join()
             return rate
 
-    def restart(self, end: End, queues: int) -> tuple[float, float]:
+    def restart(self, end: StoreEnd, queues: int) -> tuple[float, float]:
         """Seconds to open a store again, and seconds of CPU."""
         with self._scratch() as root:
             store = self._open(root)
             self._fill(store, queues)
             while store.dispatcher.step():
                 pass
-            if end is End.FLUSHED:
+            if end is StoreEnd.FLUSHED:
                 store.log.flush()
                 store.flusher.step()
                 store.queue_flusher.flush(0, thorough=True)
-            store.close(clean=end is End.CLEAN)
+            store.close(clean=end is StoreEnd.CLEAN)
             started, computed = time.perf_counter(), time.process_time()
             again = self._open(root)
             seconds = time.perf_counter() - started, time.process_time() - computed

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from commitlog.kernel import native
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.options import LogOptions
 from commitlog.store import Store
 
@@ -88,7 +88,7 @@ def _fill(store: Store, queues: int, body_bytes: int, first: int, count: int) ->
     for begin in range(first, first + count, GROUP):
         store.log.append_many(
             [
-                Message("bench", number % queues, body, _properties(number), born_host=STORE_HOST)
+                NewMessage("bench", number % queues, body, _properties(number), born_host=STORE_HOST)
                 for number in range(begin, min(begin + GROUP, first + count))
             ]
         )

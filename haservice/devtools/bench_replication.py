@@ -26,7 +26,7 @@ from typing import NamedTuple
 import click
 import psutil
 
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.devtools.bare_copy import PAGE_BYTES, bare_copy, touched_memory, written
@@ -287,7 +287,7 @@ class ReplicationBench:
         """Writes the master's log without a broker; returns its end."""
         properties = encode_properties({"UNIQ_KEY": "7F0000010A5B18B4AAC20000000A0000", "WAIT": "true"})
         store = Store.open(LogOptions(root=root, segment_bytes=self._segment_bytes), store_host=STORE_HOST)
-        group = [Message(TOPIC, 0, self._body, properties, born_host=STORE_HOST)] * FILL_GROUP
+        group = [NewMessage(TOPIC, 0, self._body, properties, born_host=STORE_HOST)] * FILL_GROUP
         while store.log.end < self._log_bytes:
             store.log.append_many(group)
         end = store.log.end

@@ -26,9 +26,9 @@ import click
 from commitlog.errors import CommitLogError
 from commitlog.kernel.records import decode_properties
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha import ha_look, ha_status
-from haservice.client.raw_sends import SEND_OK, Outgoing, Queue, Sent, Tally, send_all
+from haservice.client.raw_sends import SEND_OK, RawMessage, SendQueue, Sent, Tally, send_all
 from haservice.client.reading import from_queue
 from haservice.deadline import Deadline
 from haservice.devtools.pair import ScratchPair
@@ -97,7 +97,7 @@ def story(pair: ScratchPair, file: Path) -> None:
     """Runs the four steps.  Raises QuickstartFailed, or the error of a step."""
     lines = read_lines(file)
     step("1  Starting a nameserver, the master broker-a and its slave broker-a-s")
-    with Admin([pair.namesrv_addr]) as admin:
+    with MQAdmin([pair.namesrv_addr]) as admin:
         start(admin, pair)
         say(f"nameserver {pair.namesrv_addr}, broker-a {pair.master_addr}, broker-a-s {pair.slave_addr}")
         step(f"2  Sending the {len(lines)} lines of {file} to broker-a, a SYNC_MASTER: OK means both have it")
@@ -125,7 +125,7 @@ def read_lines(file: Path) -> list[bytes]:
     return lines
 
 
-def start(admin: Admin, pair: ScratchPair) -> None:
+def start(admin: MQAdmin, pair: ScratchPair) -> None:
     """Returns when the topic is on both brokers, and the slave is in sync.
 
     The topic is made before the slave starts: it copies topics at its start and then every 10 s.
@@ -138,31 +138,31 @@ def start(admin: Admin, pair: ScratchPair) -> None:
     wait_for(lambda: knows_topic(admin, pair.slave_addr), "the slave has not copied the topic")
 
 
-def slave_counts(admin: Admin, addr: str) -> bool:
+def slave_counts(admin: MQAdmin, addr: str) -> bool:
     status = admin.ha_status(addr)
     return status is not None and any(slave.in_sync for slave in status.ha_connection_info)
 
 
-def knows_topic(admin: Admin, addr: str) -> bool:
+def knows_topic(admin: MQAdmin, addr: str) -> bool:
     try:
         return bool(admin.topic_stats(addr, TOPIC).offset_table)
     except RemotingError:
         return False
 
 
-async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes]) -> Tally:
+async def send_and_show(admin: MQAdmin, pair: ScratchPair, lines: Sequence[bytes]) -> Tally:
     """Sends every line, and shows the pair meanwhile: soon, every second, and at the end.
 
     The first answer that is not OK ends the sending.
     """
-    queues = [Queue("broker-a", pair.master_addr, number) for number in range(QUEUES)]
+    queues = [SendQueue("broker-a", pair.master_addr, number) for number in range(QUEUES)]
     refused: list[Sent] = []
 
-    async def numbered() -> AsyncIterator[Outgoing]:
+    async def numbered() -> AsyncIterator[RawMessage]:
         for number, line in enumerate(lines):
             if refused:
                 return
-            yield Outgoing(line, {LINE_NUMBER: str(number)})
+            yield RawMessage(line, {LINE_NUMBER: str(number)})
 
     def note(sent: Sent) -> None:
         if sent.status != SEND_OK:
@@ -177,7 +177,7 @@ async def send_and_show(admin: Admin, pair: ScratchPair, lines: Sequence[bytes])
     return await sending
 
 
-def show_pair(admin: Admin) -> None:
+def show_pair(admin: MQAdmin) -> None:
     say("\n" + ha_status.table_of(ha_look.take(admin, None, None), wall_clock_ms()).text() + "\n")
 
 
@@ -190,9 +190,9 @@ def check_tally(tally: Tally, lines: Sequence[bytes]) -> None:
     say(f"{human_bytes(tally.body_bytes)} in {tally.seconds:.2f} s: {rate:,.0f} messages/s")
 
 
-def read_back(admin: Admin, addr: str) -> dict[int, bytes]:
+def read_back(admin: MQAdmin, addr: str) -> dict[int, bytes]:
     """The bodies by line number.  Raises QuickstartFailed for a line that is there twice."""
-    queues = [Queue("broker-a-s", addr, number) for number in range(QUEUES)]
+    queues = [SendQueue("broker-a-s", addr, number) for number in range(QUEUES)]
     read: dict[int, bytes] = {}
     for message in itertools.chain.from_iterable(
         from_queue(admin, TOPIC, queue, READ_GROUP) for queue in queues

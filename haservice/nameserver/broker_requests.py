@@ -18,9 +18,9 @@ from haservice.errors import RequestError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.epochs import KnownEpoch
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.registration import Registered, Registration
+from haservice.nameserver.registration import BrokerAnnouncement, Registered
 from haservice.nameserver.routes import RouteTable
-from haservice.nameserver.topic_queues import Queues
+from haservice.nameserver.topic_queues import QueuesOfTopic
 from haservice.nameserver.turns import Answer, Steps, Turns
 from haservice.remoting.bodies.clients import MASTER_ID, DataVersion, KVTable, TopicConfig
 from haservice.remoting.bodies.registration import PART_BYTES, CompressedRegistration, PlainRegistration
@@ -100,8 +100,8 @@ class BrokerProcessors:
         return self._answer(request, told, registered)
 
     def _read(
-        self, told: Registration, request: RemotingCommand, header: RegisterBrokerHeader
-    ) -> Generator[None, None, Registration]:
+        self, told: BrokerAnnouncement, request: RemotingCommand, header: RegisterBrokerHeader
+    ) -> Generator[None, None, BrokerAnnouncement]:
         """`told` with what the body says; raises BodyUnreadable, and RequestError for impossible topics."""
         body: PlainRegistration | CompressedRegistration
         if request.version < REGISTER_BODY_VERSION:
@@ -112,7 +112,7 @@ class BrokerProcessors:
             body = PlainRegistration(request.body)
         told = told._replace(data_version=body.version, deleted=body.deleted)
         # A slave's table is a copy of the master's; it is not kept.  Neither is one that is known.
-        topics: dict[str, Queues] | None = {} if told.broker_id == MASTER_ID else None
+        topics: dict[str, QueuesOfTopic] | None = {} if told.broker_id == MASTER_ID else None
         if topics is not None and self._table.wants_topics(told):
             new = 0
             for part in body.parts():
@@ -129,7 +129,7 @@ class BrokerProcessors:
             filter_servers=None if request.version < REGISTER_BODY_VERSION else tuple(body.filter_servers),
         )
 
-    def _learn(self, told: Registration, connection: Connection) -> Generator[None, None, None]:
+    def _learn(self, told: BrokerAnnouncement, connection: Connection) -> Generator[None, None, None]:
         topics = told.topics or {}
         if len(topics) <= LEARNED_AT_ONCE:
             self._table.learn(told, connection, topics)
@@ -141,7 +141,7 @@ class BrokerProcessors:
                 yield
         self._table.learned(told, connection, topics)
 
-    def _say(self, told: Registration, registered: Registered, connection: Connection) -> None:
+    def _say(self, told: BrokerAnnouncement, registered: Registered, connection: Connection) -> None:
         newer = registered.newer
         if newer is not None and told.broker_id == MASTER_ID:
             self._warn_old(told, newer)
@@ -159,7 +159,7 @@ class BrokerProcessors:
             )
 
     def _answer(
-        self, request: RemotingCommand, told: Registration, registered: Registered
+        self, request: RemotingCommand, told: BrokerAnnouncement, registered: Registered
     ) -> RemotingCommand:
         order = self._kv.namespace(ORDER_TOPIC_CONFIG)
         master, newer = registered.master, registered.newer
@@ -222,7 +222,7 @@ class BrokerProcessors:
             if isinstance(channel, Connection):
                 channel.close("the broker said nothing for too long")
 
-    def _warn_old(self, told: Registration, newer: KnownEpoch) -> None:
+    def _warn_old(self, told: BrokerAnnouncement, newer: KnownEpoch) -> None:
         if self._throttle.ready((told.broker_name, told.addr)):
             logger.warning(
                 "old master refused name=%s addr=%s epoch=%s newer=%s newer_epoch=%d",
@@ -238,7 +238,7 @@ class BrokerProcessors:
             "master back in the route, the one that took its place is gone name=%s addr=%s", name, addr
         )
 
-    def _warn_moved(self, told: Registration, replaced: str) -> None:
+    def _warn_moved(self, told: BrokerAnnouncement, replaced: str) -> None:
         if self._throttle.ready():
             logger.warning(
                 "broker id moved name=%s id=%s from=%s to=%s; if both run, they claim the same id",
@@ -249,9 +249,9 @@ class BrokerProcessors:
             )
 
 
-def _told(header: RegisterBrokerHeader, topics: ToldTopicsHeader) -> Registration:
+def _told(header: RegisterBrokerHeader, topics: ToldTopicsHeader) -> BrokerAnnouncement:
     """A registration without a body."""
-    return Registration(
+    return BrokerAnnouncement(
         header.cluster_name,
         header.broker_name,
         header.broker_id,
@@ -265,7 +265,7 @@ def _told(header: RegisterBrokerHeader, topics: ToldTopicsHeader) -> Registratio
     )
 
 
-def _queues_of(part: Mapping[str, Any]) -> dict[str, Queues]:
+def _queues_of(part: Mapping[str, Any]) -> dict[str, QueuesOfTopic]:
     """The queues of topics' trees; raises BodyUnreadable."""
     queues = {}
     for name, tree in part.items():
@@ -278,7 +278,7 @@ def _queues_of(part: Mapping[str, Any]) -> dict[str, Queues]:
         if not numbers or not all(type(number) is int for number in numbers) or "topicName" not in tree:
             topic = TopicConfig.from_tree(tree)
             numbers = topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
-        queues[name] = Queues._make(numbers)
+        queues[name] = QueuesOfTopic._make(numbers)
     return queues
 
 

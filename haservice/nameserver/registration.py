@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from haservice.nameserver.epochs import KnownEpoch
-from haservice.nameserver.topic_queues import Queues
+from haservice.nameserver.topic_queues import QueuesOfTopic
 from haservice.remoting.bodies.clients import DataVersion
 
 
-class Registration(NamedTuple):
+class BrokerAnnouncement(NamedTuple):
     """What a broker says of itself.  `topics` is None when the request carried no table."""
 
     cluster: str
@@ -19,7 +19,7 @@ class Registration(NamedTuple):
     addr: str
     ha_server_addr: str
     data_version: DataVersion | None
-    topics: Mapping[str, Queues] | None
+    topics: Mapping[str, QueuesOfTopic] | None
     filter_servers: Sequence[str] | None = None
     epoch: int | None = None
     """The last epoch in its log; None for a stock broker."""

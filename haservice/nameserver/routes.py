@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from haservice.bounds import EPOCH_JUMP_MAX, QUEUES_MAX
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import KnownEpoch, KnownEpochs
-from haservice.nameserver.registration import Master, Registered, Registration
-from haservice.nameserver.topic_queues import Queues, TopicQueues
+from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
+from haservice.nameserver.topic_queues import QueuesOfTopic, TopicQueues
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
@@ -94,7 +94,7 @@ class RouteTable:
 
     # What brokers tell
 
-    def register(self, told: Registration, channel: Hashable) -> Registered:
+    def register(self, told: BrokerAnnouncement, channel: Hashable) -> Registered:
         """103 in one step.  Raises RequestError, with nothing changed, for impossible values and for a full table.
 
         Ours: a master whose epoch is over does not get its route back, however often it asks.
@@ -109,7 +109,7 @@ class RouteTable:
             self.learned(told, channel, told.topics or ())
         return registered._replace(learns=False)
 
-    def wants_topics(self, told: Registration) -> bool:
+    def wants_topics(self, told: BrokerAnnouncement) -> bool:
         """Whether to read the topics of this registration."""
         before, broker = self._live.get(told.addr), self._brokers.get(told.broker_name)
         moved = broker is None or broker.addrs.get(told.broker_id) != told.addr
@@ -119,7 +119,7 @@ class RouteTable:
             return self._continues(told, before, moved=moved)
         return moved or before is None or before.data_version != told.data_version
 
-    def enlist(self, told: Registration, channel: Hashable) -> Registered:
+    def enlist(self, told: BrokerAnnouncement, channel: Hashable) -> Registered:
         """103 without its topics: those of `told` are not looked at.  For a table that is learned in steps.
 
         If it `learns`: `learn` them, as often as need be, then `learned`.
@@ -160,14 +160,14 @@ class RouteTable:
             self._master_for(told, broker), replaced is None, replaced if moved else None, newer, learns
         )
 
-    def learn(self, told: Registration, channel: Hashable, topics: Mapping[str, Queues]) -> bool:
+    def learn(self, told: BrokerAnnouncement, channel: Hashable, topics: Mapping[str, QueuesOfTopic]) -> bool:
         """Creates and updates topics.  False, with nothing changed, once another registration has come."""
         if not self._is_current(told, channel):
             return False
         self._queues.put(told.broker_name, topics)
         return True
 
-    def learned(self, told: Registration, channel: Hashable, topics: Collection[str]) -> None:
+    def learned(self, told: BrokerAnnouncement, channel: Hashable, topics: Collection[str]) -> None:
         """All are learned: drops those that the broker has no more, and its data version counts.
 
         A topic that a stock broker no longer names stays, as in RocketMQ: it may have told only what changed.
@@ -310,7 +310,7 @@ class RouteTable:
 
     # Inside
 
-    def check(self, told: Registration) -> None:
+    def check(self, told: BrokerAnnouncement) -> None:
         """Raises RequestError for impossible values in a registration, its topics aside."""
         for what, name in (("clusterName", told.cluster), ("brokerName", told.broker_name)):
             _check_name(what, name)
@@ -333,7 +333,7 @@ class RouteTable:
                 f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are accepted at most"
             )
 
-    def check_topics(self, broker_name: str, topics: Mapping[str, Queues]) -> int:
+    def check_topics(self, broker_name: str, topics: Mapping[str, QueuesOfTopic]) -> int:
         """How many of these are new to that name.  Raises RequestError for impossible values."""
         known, new = self._queues.of_name(broker_name), 0
         for topic, queues in topics.items():
@@ -355,7 +355,7 @@ class RouteTable:
                 f"{new} more of {broker_name} are refused, the limit is {self._queue_entries_max}"
             )
 
-    def _newer_epoch(self, epochs: KnownEpochs, told: Registration) -> KnownEpoch | None:
+    def _newer_epoch(self, epochs: KnownEpochs, told: BrokerAnnouncement) -> KnownEpoch | None:
         """The epoch that makes the broker's own an old one."""
         if told.epoch is None:
             return None
@@ -368,7 +368,7 @@ class RouteTable:
         addr = broker.addrs.get(MASTER_ID) if broker is not None else None
         return addr if addr in self._live else None
 
-    def _remember(self, epochs: KnownEpochs, told: Registration, *, elsewhere: bool) -> None:
+    def _remember(self, epochs: KnownEpochs, told: BrokerAnnouncement, *, elsewhere: bool) -> None:
         self._epochs.pop(told.broker_name, None)
         self._epochs[told.broker_name] = epochs
         if len(self._epochs) > self._brokers_max:
@@ -403,18 +403,20 @@ class RouteTable:
                 self.on_restored(broker_name, addr)
                 return
 
-    def _continues(self, told: Registration, before: _Live | None, *, moved: bool) -> bool:
+    def _continues(self, told: BrokerAnnouncement, before: _Live | None, *, moved: bool) -> bool:
         """Whether the changes that `told` has lead from the known table to the broker's."""
         if moved or before is None or before.data_version is None or before.data_version.text != told.base:
             return False
         return not before.altered or before.data_version == told.data_version
 
-    def _is_current(self, told: Registration, channel: Hashable) -> bool:
+    def _is_current(self, told: BrokerAnnouncement, channel: Hashable) -> bool:
         """Whether this is still the latest word of the master of that name."""
         live = self._live.get(told.addr)
         return live is not None and live.channel == channel and self._leader(told.broker_name) == told.addr
 
-    def _hear(self, told: Registration, channel: Hashable, before: _Live | None, *, learns: bool) -> None:
+    def _hear(
+        self, told: BrokerAnnouncement, channel: Hashable, before: _Live | None, *, learns: bool
+    ) -> None:
         """Replaces the live entry: time, version, channel.  The version of topics to be learned counts later."""
         filters = before.filter_servers if before is not None else ()
         if told.filter_servers is not None:
@@ -441,7 +443,7 @@ class RouteTable:
         if live is not None:
             live.altered = True
 
-    def _master_for(self, told: Registration, broker: _Broker) -> Master:
+    def _master_for(self, told: BrokerAnnouncement, broker: _Broker) -> Master:
         """Told to slaves only, and only while the master lives."""
         addr = broker.addrs.get(MASTER_ID)
         if told.broker_id == MASTER_ID or addr is None or addr not in self._live:

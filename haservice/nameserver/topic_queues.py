@@ -17,7 +17,7 @@ T = TypeVar("T", bound=tuple[object, ...])
 SHARED_MAX = 10_000
 
 
-class Queues(NamedTuple):
+class QueuesOfTopic(NamedTuple):
     """One topic's queues on one broker name."""
 
     read: int
@@ -30,7 +30,7 @@ class TopicQueues:
     """`entries` counts the topics of all broker names."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, dict[str, Queues]] = {}
+        self._tables: dict[str, dict[str, QueuesOfTopic]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         # One object for all topics with the same numbers, and for all with the same names.
         self._same: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -38,14 +38,14 @@ class TopicQueues:
 
     # Reading
 
-    def of(self, topic: str) -> dict[str, Queues]:
+    def of(self, topic: str) -> dict[str, QueuesOfTopic]:
         """The topic's queues by broker name."""
         return {name: self._tables[name][topic] for name in self._names.get(topic, ())}
 
     def has(self, broker_name: str, topic: str) -> bool:
         return topic in self._tables.get(broker_name, ())
 
-    def of_name(self, broker_name: str) -> Mapping[str, Queues]:
+    def of_name(self, broker_name: str) -> Mapping[str, QueuesOfTopic]:
         return self._tables.get(broker_name, {})
 
     def names_of(self, topic: str) -> Sequence[str]:
@@ -59,7 +59,7 @@ class TopicQueues:
         names = frozenset(broker_names)
         return [topic for topic, there in self._names.items() if not names.isdisjoint(there)]
 
-    def topics_with(self, is_wanted: Callable[[Queues], bool]) -> list[str]:
+    def topics_with(self, is_wanted: Callable[[QueuesOfTopic], bool]) -> list[str]:
         """The topics with wanted queues on some name."""
         wanted: dict[str, None] = {}
         for table in self._tables.values():
@@ -68,7 +68,7 @@ class TopicQueues:
 
     # Changing
 
-    def put(self, broker_name: str, topics: Mapping[str, Queues]) -> None:
+    def put(self, broker_name: str, topics: Mapping[str, QueuesOfTopic]) -> None:
         """Creates and updates topics of that name."""
         table = self._tables.setdefault(broker_name, {})
         for topic, queues in topics.items():

@@ -40,11 +40,11 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from commitlog.kernel.layout import BLANK_MAGIC
-from commitlog.kernel.records import Message, decode, encode_host, encode_properties, parse_head
+from commitlog.kernel.records import NewMessage, decode, encode_host, encode_properties, parse_head
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.pipeline.decode.bulk import WINDOW_BYTES
-from haservice.pipeline.decode.reading import LogRange
+from haservice.pipeline.decode.reading import SegmentRange
 from haservice.pipeline.decode.schema import NAMES
 from haservice.pipeline.session import session
 from haservice.pipeline.sources.log_source import LogReader, LogSource
@@ -184,7 +184,7 @@ def make_log(place: Path, mib: int, body_bytes: int) -> None:
                 "WAIT": "true",
             }
             group.append(
-                Message(
+                NewMessage(
                     f"topic-{number % TOPICS}",
                     number % 4,
                     noise[at : at + size],
@@ -345,7 +345,7 @@ class SameBatch(LogSource):
 
 class SameBatchReader(LogReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, LogRange)
+        assert isinstance(partition, SegmentRange)
         batch = next(super().read(partition))
         for _ in range(round((partition.end - partition.begin) / WINDOW_BYTES)):
             yield batch

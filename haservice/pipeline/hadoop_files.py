@@ -32,7 +32,7 @@ class FileThere(NamedTuple):
     written_ms: int
 
 
-class Place:
+class HadoopDirectory:
     """A directory and what lies below it."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:

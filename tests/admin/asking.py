@@ -53,6 +53,8 @@ def route(addr: str, perm: int = 6) -> TopicRouteData:
 
 
 def stored(queue_offset: int, data: bytes) -> bytes:
-    made = records.encode(records.Message("T", 1, data, records.encode_properties({"TAGS": "x"})), STORE_HOST)
+    made = records.encode(
+        records.NewMessage("T", 1, data, records.encode_properties({"TAGS": "x"})), STORE_HOST
+    )
     records.stamp(made, queue_offset, 1000 * queue_offset, 1_700_000_000_000)
     return bytes(made)

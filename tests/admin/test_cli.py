@@ -19,7 +19,7 @@ from commitlog.kernel import records
 from haservice.admin import calls
 from haservice.admin.cli import main
 from haservice.client import raw_sends
-from haservice.client.raw_sends import Outgoing, Tally, send_all
+from haservice.client.raw_sends import RawMessage, Tally, send_all
 from haservice.devtools.pair import free_port_block
 from haservice.remoting.bodies.clients import (
     BrokerData,
@@ -413,13 +413,13 @@ def test_ctrl_c_ends_a_run_with_its_counts(serve: Serve) -> None:
 
 
 def test_what_was_in_flight_at_an_interrupt_is_counted_as_unanswered() -> None:
-    async def lines() -> AsyncIterator[Outgoing]:
+    async def lines() -> AsyncIterator[RawMessage]:
         for number in range(10):
-            yield Outgoing(b"%d" % number, {})
+            yield RawMessage(b"%d" % number, {})
 
     async def interrupted(addr: str) -> Tally:
         tally = Tally()
-        queues = [raw_sends.Queue("broker-a", addr, 0)]
+        queues = [raw_sends.SendQueue("broker-a", addr, 0)]
         run = asyncio.create_task(send_all("T", queues, lines(), lambda _: None, in_flight=3, tally=tally))
         await asyncio.sleep(0.05)
         run.cancel()
@@ -549,7 +549,7 @@ def test_the_slave_is_read_while_the_master_is_down(serve: Serve) -> None:
 
 
 def test_the_slave_is_read_while_the_master_is_frozen(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(calls.Admin.call.__kwdefaults__, "timeout_s", 0.2)
+    monkeypatch.setitem(calls.MQAdmin.call.__kwdefaults__, "timeout_s", 0.2)
     slave = serve(Queue([b"kept"]).answers())
     with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections, and says nothing
         frozen = f"127.0.0.1:{listener.getsockname()[1]}"

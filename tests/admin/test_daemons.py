@@ -15,9 +15,9 @@ from click import Command
 from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
-from commitlog.keys import Mark
+from commitlog.keys import KeyTrait
 from haservice.admin import daemons
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.daemons import mqbroker, mqnamesrv
 from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
@@ -73,7 +73,7 @@ def test_what_is_important_is_printed_alone(tmp_path: Path) -> None:
     shown = {flag: CliRunner().invoke(mqbroker, [flag, "-c", str(file)]).stdout for flag in ("-p", "-m")}
     everything = shown["-p"].splitlines()
     important = shown["-m"].splitlines()
-    names = [key.name for key, _ in keys_of(*BROKER_CLASSES) if Mark.IMPORTANT in key.marks]
+    names = [key.name for key, _ in keys_of(*BROKER_CLASSES) if KeyTrait.IMPORTANT in key.marks]
     assert [line for line in everything if line.partition("=")[0] in names] == important
     assert "brokerName=b" in important
     assert len(important) == len(names) == 29
@@ -347,7 +347,7 @@ def test_the_files_that_the_commands_print_make_a_pair(tmp_path: Path) -> None:
             node.start()
 
         def in_sync() -> bool:
-            with Admin((f"127.0.0.1:{names}",)) as admin:
+            with MQAdmin((f"127.0.0.1:{names}",)) as admin:
                 status = admin.ha_status(f"127.0.0.1:{port}")
             return status is not None and any(one.in_sync for one in status.ha_connection_info)
 

@@ -25,7 +25,7 @@ SEGMENT_BYTES = 4096
 
 def one(offset: int, body: bytes, queue_offset: int = 0, topic: str = "T") -> bytes:
     properties = records.encode_properties({"KEYS": "k1 k2", "TAGS": "a"})
-    made = records.encode(records.Message(topic, 3, body, properties), STORE_HOST)
+    made = records.encode(records.NewMessage(topic, 3, body, properties), STORE_HOST)
     records.stamp(made, queue_offset, offset, 1_700_000_000_123)
     return bytes(made)
 

@@ -12,7 +12,7 @@ from haservice.admin.commands.messages.printing import line_of
 from haservice.admin.commands.messages.queries import has_key
 from haservice.admin.commands.messages.trace_entries import entries_of, sent_entry
 from haservice.admin.commands.messages.tracking import wanted
-from haservice.client.raw_sends import Outgoing, Queue, Sent
+from haservice.client.raw_sends import RawMessage, SendQueue, Sent
 from haservice.client.reading import wanted_tags
 from haservice.remoting.bodies.admin import ConsumeQueueBody, ConsumeQueueEntry, ConsumerConnection
 from haservice.remoting.bodies.clients import SubscriptionData
@@ -25,7 +25,8 @@ from tests.admin.asking import STORE_HOST, Serve, body, route, run
 
 def message(number: int, **properties: str) -> bytes:
     made = records.encode(
-        records.Message("T", 1, f"body {number}".encode(), records.encode_properties(properties)), STORE_HOST
+        records.NewMessage("T", 1, f"body {number}".encode(), records.encode_properties(properties)),
+        STORE_HOST,
     )
     records.stamp(made, number, 1000 * number, 1_700_000_000_000 + number)
     return bytes(made)
@@ -142,8 +143,8 @@ def test_tags_of_an_expression(expression: str, tags: set[str]) -> None:
 
 
 def test_a_trace_of_ours_reads_as_it_was_written() -> None:
-    sent = Sent(Queue("a", "10.0.0.1:10911", 0), "SEND_OK", None, b"x", "7F00", 0, 3)
-    text = sent_entry("T", Outgoing(b"x", {"UNIQ_KEY": "U", "KEYS": "k"}), sent, 0.25)
+    sent = Sent(SendQueue("a", "10.0.0.1:10911", 0), "SEND_OK", None, b"x", "7F00", 0, 3)
+    text = sent_entry("T", RawMessage(b"x", {"UNIQ_KEY": "U", "KEYS": "k"}), sent, 0.25)
     (entry,) = entries_of(text, "U", "10.0.0.9")
     assert (entry.kind, entry.group, entry.cost_ms, entry.status) == ("Pub", "TOOLS_PRODUCER", 250, "success")
     assert list(entries_of(text, "V", "10.0.0.9")) == []

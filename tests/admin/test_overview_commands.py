@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from haservice.admin import many
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.many import FAILURES_MAX, IN_FLIGHT, Call
 from haservice.devtools.pair import free_port_block
 from haservice.errors import AnswerError, RemotingUnreachable
@@ -279,7 +279,7 @@ def test_an_address_that_does_not_answer_is_given_up(serve: Serve, monkeypatch: 
         raise RemotingUnreachable(call.addr, "nobody there")
 
     monkeypatch.setattr(many, "_answer", silent)
-    with Admin(("127.0.0.1:1",)) as admin:
+    with MQAdmin(("127.0.0.1:1",)) as admin:
         results = admin.call_many([Call("a:1", RequestCode.GET_ROUTEINFO_BY_TOPIC)] * 1000)
     assert {type(one) for one in results} == {RemotingUnreachable}
     assert len(results) == 1000
@@ -298,7 +298,7 @@ def test_many_calls_have_their_own_results(serve: Serve) -> None:
     names = [f"T{number}" for number in range(500)]
     names[7] = "none"
     code = RequestCode.GET_ROUTEINFO_BY_TOPIC
-    with Admin((down, addr)) as admin:
+    with MQAdmin((down, addr)) as admin:
         calls = [Call(addr, code, RouteHeader(name), TopicRouteData) for name in names]
         results = admin.call_many(calls)
         assert isinstance(results[7], AnswerError)

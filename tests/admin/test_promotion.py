@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from commitlog.log.log import CommitLog
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha import promotion, role_steps, roll_call
 from haservice.admin.commands.ha.roll_call import count
-from haservice.admin.commands.ha.topology import Member, Registered, Topology
+from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.admin.commands.ha.topology_text import bound_text, loss_text, table_of
 from haservice.errors import RemotingTimeout
 from haservice.remoting.bodies.clients import BrokerData, ClusterInfo, KVTable
@@ -123,23 +123,23 @@ def test_logs_without_a_common_epoch_have_nothing_in_common() -> None:
 
 def test_an_epoch_of_which_only_the_nameserver_has_heard_makes_the_loss_unknown() -> None:
     alone = member("b:1", B, 500, *ONE_EPOCH, master_end=500)
-    for said in (Registered(2, "c:1"), Registered(7, "a:1")):
+    for said in (KnownMaster(2, "c:1"), KnownMaster(7, "a:1")):
         seen = Topology(NAME, (silent("a:1"), alone), said)
         loss = seen.loss("b:1")
         assert loss.size is None
         assert f"epoch {said.epoch}, of {said.addr}" in loss.unknown
         assert seen.last_epoch == said.epoch
-    for said in (Registered(1, "a:1"), Registered()):
+    for said in (KnownMaster(1, "a:1"), KnownMaster()):
         assert Topology(NAME, (silent("a:1"), alone), said).loss("b:1").size == 0
 
 
 def test_one_number_of_two_masters_is_not_one_epoch() -> None:
     """The nameserver's is the first one's, who is gone; the other began it because nobody answered."""
     blank = member("c:1", C, 0, (1, 0, C), role="SYNC_MASTER")
-    assert Topology(NAME, (blank,), Registered(1, "a:1")).loss("c:1").size is None
-    assert Topology(NAME, (blank,), Registered(1, "c:1")).loss("c:1").size == 0
+    assert Topology(NAME, (blank,), KnownMaster(1, "a:1")).loss("c:1").size is None
+    assert Topology(NAME, (blank,), KnownMaster(1, "c:1")).loss("c:1").size == 0
     slave = member("b:1", B, 500, (1, 0, A), master_end=500)
-    seen = Topology(NAME, (blank, slave), Registered(1, "a:1"))
+    seen = Topology(NAME, (blank, slave), KnownMaster(1, "a:1"))
     assert (seen.loss("b:1").size, seen.loss("c:1").size) == (0, 500)
 
 
@@ -178,7 +178,7 @@ def test_of_two_masters_promoted_beside_each_other_neither_has_what_the_other_to
     assert seen.needs_further_epoch(other)
     assert not seen.gives_way(other)
     # The nameserver's word: of a rival who is gone nobody knows what he took.
-    assert "epoch 2000, of z:1" in Topology(NAME, (one, slave), Registered(2000, "z:1")).loss("a:1").unknown
+    assert "epoch 2000, of z:1" in Topology(NAME, (one, slave), KnownMaster(2000, "z:1")).loss("a:1").unknown
 
 
 def test_what_was_heard_before_a_restart_is_the_least_that_a_sync_master_had() -> None:
@@ -548,14 +548,14 @@ def test_a_lost_answer_is_not_taken_for_a_refusal(serve: Serve, monkeypatch: pyt
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), master_end=500)
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
     lost = RemotingTimeout(master.addr, RequestCode.SWITCHOVER, 15)
-    ask = Admin.ask
+    ask = MQAdmin.ask
 
-    def asked(admin: Admin, addr: str, code: RequestCode, *rest: Any, **more: Any) -> Any:
+    def asked(admin: MQAdmin, addr: str, code: RequestCode, *rest: Any, **more: Any) -> Any:
         if code == RequestCode.SWITCHOVER:
             raise lost
         return ask(admin, addr, code, *rest, **more)
 
-    monkeypatch.setattr(Admin, "ask", asked)
+    monkeypatch.setattr(MQAdmin, "ask", asked)
     result = run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME, "--yes")
     assert result.exit_code == 1
     assert "nothing was changed" not in result.stderr

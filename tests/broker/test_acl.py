@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from haservice.access.addresses import parse_pattern
-from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account, AclRefused, Rules
+from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, AccessRules, Account, AclRefused
 from haservice.broker.acl.rights import ADMIN_CODES, CLIENT_CODES, check, needs_of
 from haservice.broker.send.retries import retry_topic
 from haservice.broker.topics.table import RETRY_PREFIX
@@ -22,8 +22,8 @@ def test_a_group_is_kept_as_its_retry_topic() -> None:
     assert GROUP_PREFIX == RETRY_PREFIX
 
 
-def rules(*accounts: Account, white: str = "") -> Rules:
-    return Rules([parse_pattern(white)], {account.access_key: account for account in accounts})
+def rules(*accounts: Account, white: str = "") -> AccessRules:
+    return AccessRules([parse_pattern(white)], {account.access_key: account for account in accounts})
 
 
 def account(
@@ -63,7 +63,7 @@ def heartbeat(*consumers: tuple[str, list[str]]) -> RemotingCommand:
     return signed(RequestCode.HEART_BEAT, {}, orjson.dumps(body))
 
 
-def refusal(some: Rules, request: RemotingCommand, address: str = HERE) -> str:
+def refusal(some: AccessRules, request: RemotingCommand, address: str = HERE) -> str:
     with pytest.raises(AclRefused) as refused:
         check(some, address, request)
     assert refused.value.code == 1

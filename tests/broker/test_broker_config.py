@@ -11,8 +11,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from commitlog.keys import Mark
-from haservice.admin.calls import Admin
+from commitlog.keys import KeyTrait
+from haservice.admin.calls import MQAdmin
 from haservice.admin.daemons import mqbroker
 from haservice.binding import keys_of, kinds_of
 from haservice.broker.node import BrokerNode
@@ -373,7 +373,7 @@ def test_a_pull_that_no_one_may_make_is_explained_by_the_rights_of_topics(
     addr = addr_of(served.node)
     assert send(client, addr, "T").code == 0
     assert update(client, addr, "brokerPermission=2").code == 0
-    with Admin() as admin, pytest.raises(AnswerError) as refused:
+    with MQAdmin() as admin, pytest.raises(AnswerError) as refused:
         admin.pull(addr, "T", 0, 0, 1, "G")
     assert "mqadmin updateTopic -p 6 allows both ways" in explain(refused.value)
 
@@ -397,7 +397,7 @@ def test_every_path_and_address_is_one_that_no_stranger_changes() -> None:
     for cls in (*BROKER_CLASSES, *NAMESERVER_CLASSES):
         kinds = kinds_of(cls)
         for key, field in keys_of(cls):
-            kept = key.marks & {Mark.GUARDED, Mark.BY_HAND}
+            kept = key.marks & {KeyTrait.GUARDED, KeyTrait.BY_HAND}
             assert not (kept and key.takers), key.name
             if kinds[field.name] is Path or any(
                 word in key.name for word in ("Address", "Addr", "Port", "brokerIP")

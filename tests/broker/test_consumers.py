@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from commitlog.kernel.records import java_hash
-from haservice.broker.groups.consumers import ClientTable, Subscription, subscription_of
+from haservice.broker.groups.consumers import ClientTable, GroupSubscription, subscription_of
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
@@ -238,7 +238,9 @@ def test_many_heartbeats_of_one_connection_add_one_callback() -> None:
 def test_codes_of_a_subscription(tags: str, codes: list[int], wanted: set[int] | None) -> None:
     data = SubscriptionData(topic="T", sub_string=tags, sub_version=3, code_set=codes)
     made = subscription_of(data)
-    assert made == Subscription("T", tags or "*", "TAG", 3, None if wanted is None else frozenset(wanted))
+    assert made == GroupSubscription(
+        "T", tags or "*", "TAG", 3, None if wanted is None else frozenset(wanted)
+    )
 
 
 # Heartbeats that say what the one before said

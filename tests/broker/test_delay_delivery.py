@@ -15,7 +15,7 @@ import pytest
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
 from commitlog.errors import CommitLogError, LogNotWritable
-from commitlog.kernel.records import Message, StoredMessage, decode, decode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode, decode_properties
 from commitlog.log.log import Appended, wall_clock_ms
 from commitlog.options import DELAY_LEVELS
 from commitlog.queues.consume_queue import Entry
@@ -263,7 +263,7 @@ class CountingLog:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
-    def append_many(self, messages: Sequence[Message]) -> Any:
+    def append_many(self, messages: Sequence[NewMessage]) -> Any:
         self.calls.append(len(messages))
         return self._log.append_many(messages)
 
@@ -369,7 +369,7 @@ class RefusingLog(CountingLog):
 
     room = 0
 
-    def append_many(self, messages: Sequence[Message]) -> list[Appended | CommitLogError]:
+    def append_many(self, messages: Sequence[NewMessage]) -> list[Appended | CommitLogError]:
         taken = list(messages[: self.room])
         self.room -= len(taken)
         outcomes: list[Appended | CommitLogError] = list(self._log.append_many(taken))

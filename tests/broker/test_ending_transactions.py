@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from commitlog.errors import LogNotWritable
-from commitlog.kernel.records import Message, decode_properties
+from commitlog.kernel.records import NewMessage, decode_properties
 from commitlog.store import Store
 from haservice.broker.delay.redirect import CHECK_TIMES
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.transactions.check import Question, TransactionCheck
 from haservice.broker.transactions.half_messages import GROUP, Ends
-from haservice.broker.transactions.walk import Limits, Rules
+from haservice.broker.transactions.walk import Limits, TransactionRules
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -177,7 +177,7 @@ def test_a_commit_that_cannot_be_stored_leaves_the_message_open(
     node = start()
     append = node.store.log.append
 
-    def full(message: Message) -> Any:
+    def full(message: NewMessage) -> Any:
         if message.topic == "T":
             raise LogNotWritable("the disk is full")
         return append(message)
@@ -385,7 +385,7 @@ def test_a_copy_that_cannot_be_stored_is_tried_again(start: Starter, monkeypatch
     node = start()
     write_again(node)
 
-    def full(message: Message) -> Any:
+    def full(message: NewMessage) -> Any:
         raise LogNotWritable("the disk is full")
 
     with TransactionPeer(node) as peer:
@@ -474,7 +474,7 @@ def test_nothing_counts_as_open_while_queues_lack_what_a_crash_left_in_the_log(s
         cast(Store, behind),
         node.offsets,
         node.topics,
-        Rules.of(node.config),
+        TransactionRules.of(node.config),
         ends=Ends(),
         interval_s=60,
         hand_over=hand_over,
@@ -546,7 +546,7 @@ def test_an_end_waits_for_the_slave_but_is_no_failure_without_it(
 def test_a_message_that_belongs_nowhere_is_given_up(start: Starter, client: BlockingClient) -> None:
     """No sender can do that; a damaged property can."""
     node = start()
-    node.store.log.append(Message(HALF_TOPIC, 0, b"b", b"PGROUP\x01P", born_timestamp_ms=1))
+    node.store.log.append(NewMessage(HALF_TOPIC, 0, b"b", b"PGROUP\x01P", born_timestamp_ms=1))
     with TransactionPeer(node) as peer:
         answer = peer.end(Sent(0, 0), COMMIT)
         assert answer.code == ResponseCode.SYSTEM_ERROR

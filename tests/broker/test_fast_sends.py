@@ -20,7 +20,7 @@ from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.send import native
-from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.admission import Admission, SendRules
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.stats.counters import Stats
@@ -115,7 +115,7 @@ class Broker:
         self.topics.update(TopicConfig("Tagged", 4, 4, 6, topic_filter_type="MULTI_TAG"))
         self.topics.update(topic_config("Ordered", 4, 6))
         self.topics.set_order_topics(["Ordered"])
-        self.admission = Admission(Limits("C", 6, 1000), self.topics, _find_group)
+        self.admission = Admission(SendRules("C", 6, 1000), self.topics, _find_group)
         self.stats = Stats()
         proofs = Proofs(sync=sync)
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
@@ -608,7 +608,7 @@ async def test_a_topic_that_changes_is_looked_at_again(make: Callable[..., Broke
         (3, 0),
         (4, ResponseCode.TOPIC_NOT_EXIST),
     ]
-    broker.admission.configure(Limits("C", 6, 4))
+    broker.admission.configure(SendRules("C", 6, 4))
     broker.topics.update(topic_config("T", 4, 6))
     await turn((peer, send(5)))
     assert codes(peer)[-1] == (5, ResponseCode.MESSAGE_ILLEGAL)

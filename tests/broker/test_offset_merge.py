@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
-from haservice.broker.offsets.merge import Look, handed_back, settled
+from haservice.broker.offsets.merge import OffsetPair, handed_back, settled
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 
@@ -16,29 +16,29 @@ from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
     ("ours", "theirs", "last", "kept", "story"),
     [
         (None, 5, None, 5, "new here"),
-        (None, 5, Look(3, 3), 5, "new here, though it was known"),
+        (None, 5, OffsetPair(3, 3), 5, "new here, though it was known"),
         (5, 9, None, 9, "further"),
-        (5, 9, Look(5, 5), 9, "consumed at the master"),
-        (7, 9, Look(5, 5), 9, "consumed at both, the master is further"),
+        (5, 9, OffsetPair(5, 5), 9, "consumed at the master"),
+        (7, 9, OffsetPair(5, 5), 9, "consumed at both, the master is further"),
         (5, 5, None, 5, "the same"),
         (9, 5, None, 9, "a master that returns with what it knew before"),
-        (9, 5, Look(5, 9), 9, "it still says so, clients committed here meanwhile"),
-        (9, 5, Look(9, 9), 5, "a reset at the master"),
-        (9, 7, Look(5, 9), 7, "consumers are back at the master and go over messages again"),
-        (9, 5, Look(7, 8), 9, "both changed: the larger"),
-        (9, 5, Look(5, 7), 9, "only here"),
-        (3, 5, Look(5, 5), 5, "a client that lags commits here, the master is further"),
-        (9, 0, Look(9, 9), 0, "a reset to the start"),
+        (9, 5, OffsetPair(5, 9), 9, "it still says so, clients committed here meanwhile"),
+        (9, 5, OffsetPair(9, 9), 5, "a reset at the master"),
+        (9, 7, OffsetPair(5, 9), 7, "consumers are back at the master and go over messages again"),
+        (9, 5, OffsetPair(7, 8), 9, "both changed: the larger"),
+        (9, 5, OffsetPair(5, 7), 9, "only here"),
+        (3, 5, OffsetPair(5, 5), 5, "a client that lags commits here, the master is further"),
+        (9, 0, OffsetPair(9, 9), 0, "a reset to the start"),
         (-1, 0, None, 0, "something silly here"),
         (9, None, None, 9, "the master knows nothing of it"),
-        (9, None, Look(9, 9), None, "deleted at the master"),
-        (9, None, Look(5, 9), None, "deleted at the master after we kept ours"),
-        (9, None, Look(5, 5), 9, "deleted at the master, committed here since"),
-        (None, None, Look(5, 5), None, "nowhere"),
+        (9, None, OffsetPair(9, 9), None, "deleted at the master"),
+        (9, None, OffsetPair(5, 9), None, "deleted at the master after we kept ours"),
+        (9, None, OffsetPair(5, 5), 9, "deleted at the master, committed here since"),
+        (None, None, OffsetPair(5, 5), None, "nowhere"),
     ],
 )
 def test_the_rule(
-    ours: int | None, theirs: int | None, last: Look | None, kept: int | None, story: str
+    ours: int | None, theirs: int | None, last: OffsetPair | None, kept: int | None, story: str
 ) -> None:
     assert settled(ours, theirs, last) == kept, story
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from commitlog.errors import LogNotWritable
-from commitlog.kernel.records import Message, decode_properties, encode_host
+from commitlog.kernel.records import NewMessage, decode_properties, encode_host
 from haservice.broker.pull.offset_moved import OffsetMoved, OffsetMovedEvents
 
 MOVED = OffsetMoved("G", "T", 3, 99, 7)
@@ -13,7 +13,7 @@ MOVED = OffsetMoved("G", "T", 3, 99, 7)
 
 class Written:
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[NewMessage] = []
         self.now_s = 0.0
         self.events = OffsetMovedEvents(
             self.messages.append,
@@ -48,7 +48,7 @@ def test_the_same_consumer_is_reported_once_in_ten_seconds() -> None:
 
 
 def test_a_log_that_takes_nothing_is_no_harm() -> None:
-    def refuse(message: Message) -> None:
+    def refuse(message: NewMessage) -> None:
         raise LogNotWritable("disk is full")
 
     OffsetMovedEvents(refuse, "broker-a", encode_host("127.0.0.1", 1))(MOVED)

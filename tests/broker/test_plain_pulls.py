@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from commitlog.disk.files import OSFiles
 from commitlog.errors import CommitLogError
 from commitlog.kernel import native
-from commitlog.kernel.records import Message, encode, stamp
+from commitlog.kernel.records import NewMessage, encode, stamp
 from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.queues.queue_files import UNIT
-from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.reader import PullReader
 from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 from tests.broker.test_reader import MemoryLog, MemoryQueue
@@ -58,12 +58,12 @@ class Shelf:
         self.queue = MemoryQueue(FIRST)
         self.topic = topic
         for number, (body_bytes, between) in enumerate(sizes, FIRST):
-            record = encode(Message(topic, 0, bytes([number % 251]) * body_bytes), bytes(8))
+            record = encode(NewMessage(topic, 0, bytes([number % 251]) * body_bytes), bytes(8))
             stamp(record, number, self.log.end, 0)
             self.queue.entries.append(Entry(self.log.end, len(record), number % 3))
             self.log.data += record + bytes(between)
         self.mark = self.log.end
-        self.reader = QueueReader(
+        self.reader = PullReader(
             self.log, lambda topic, queue_id: self.queue, limits, readable_end=lambda: self.mark
         )
 

@@ -16,10 +16,10 @@ import pytest
 from commitlog.disk.files import OSFiles
 from commitlog.kernel import native
 from commitlog.kernel.layout import AT
-from commitlog.kernel.records import Message, decode, encode_properties
+from commitlog.kernel.records import NewMessage, decode, encode_properties
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.pull.offset_moved import OffsetMoved
-from haservice.broker.pull.reader import QueueReader, ReadLimits
+from haservice.broker.pull.reader import PullReader, ReadLimits
 from haservice.broker.topics.table import topic_config
 from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
@@ -505,7 +505,7 @@ def end_by_a_read(broker: ReadingBroker, client: RawClient) -> None:
     """A work thread reads the message."""
     before = broker.offloaded
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QueueReader, "load_here", lambda self, scan: None)
+        patch.setattr(PullReader, "load_here", lambda self, scan: None)
         end_by_arrival(broker, client)
     assert broker.offloaded == before + 1
 
@@ -761,7 +761,7 @@ def test_an_entry_of_which_the_log_has_no_message_is_a_gap(reading_broker: Make)
     broker.fill(3)
     queue = broker.store.queues.get("T", 0)
     assert queue is not None
-    broker.log.append(Message("U", 0, bytes(500)))
+    broker.log.append(NewMessage("U", 0, bytes(500)))
     queue.append(broker.log.end - 300, 200, 0, 3)
     queue.write()
     caller = broker.caller()

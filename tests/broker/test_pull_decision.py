@@ -11,15 +11,15 @@ from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotF
 from commitlog.queues.consume_queue import Entry
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.pull.decision import (
-    Asked,
     Damaged,
     Decision,
     Hold,
-    Look,
     LookAgain,
     Mend,
-    Rules,
-    Step,
+    PullLook,
+    PullQuestion,
+    PullRules,
+    PullStep,
     Tell,
     decide,
     suggested,
@@ -27,9 +27,9 @@ from haservice.broker.pull.decision import (
 from haservice.broker.pull.scan import PullStatus, Scan
 from haservice.remoting.codes import ResponseCode
 
-MASTER, SLAVE = Rules(False, False), Rules(False, True)
+MASTER, SLAVE = PullRules(False, False), PullRules(False, True)
 GROUP = GroupConfig("G", broker_id=0, which_broker_when_consume_slowly=1)
-NEW = Asked(GROUP, 10, 10, selects=False, may_be_held=True)
+NEW = PullQuestion(GROUP, 10, 10, selects=False, may_be_held=True)
 SETTLED = replace(NEW, may_be_held=False, may_await_dispatch=False)
 HELD = replace(SETTLED, held=True)
 HELD_SELECTING = replace(HELD, selects=True)
@@ -42,12 +42,12 @@ NOT_FOUND, RETRY, MOVED = (
 )
 
 
-def found(status: PullStatus, next_offset: int = 10, **more: Any) -> Look:
-    return Look(Scan(status, next_offset, 0, 10, **more))
+def found(status: PullStatus, next_offset: int = 10, **more: Any) -> PullLook:
+    return PullLook(Scan(status, next_offset, 0, 10, **more))
 
 
-def unreadable(error: CommitLogError) -> Look:
-    return Look(Scan(PullStatus.FOUND, 12, 0, 20, TWO), error=error)
+def unreadable(error: CommitLogError) -> PullLook:
+    return PullLook(Scan(PullStatus.FOUND, 12, 0, 20, TWO), error=error)
 
 
 END = found(PullStatus.OFFSET_OVERFLOW_ONE)
@@ -61,17 +61,17 @@ FIRST_BAD = BadEntry(0, "another message lies there", "T", 0, 10)
 @pytest.mark.parametrize(
     ("look", "asked", "rules", "decision"),
     [
-        (Look(Scan(PullStatus.FOUND, 12, 0, 20, TWO), b"messages"), NEW, MASTER, Step.FOUND),
-        (Look(Scan(PullStatus.FOUND, 12, 0, 20, TWO)), NEW, MASTER, Step.READ),
+        (PullLook(Scan(PullStatus.FOUND, 12, 0, 20, TWO), b"messages"), NEW, MASTER, PullStep.FOUND),
+        (PullLook(Scan(PullStatus.FOUND, 12, 0, 20, TWO)), NEW, MASTER, PullStep.READ),
         # Nothing new.
         (END, NEW, MASTER, Hold(10, False)),
         (found(PullStatus.OFFSET_OVERFLOW_ONE, below_mark=True), NEW, MASTER, Hold(10, True)),
         (END, HELD, MASTER, Hold(10, False)),
-        (END, replace(NEW, may_be_held=False), MASTER, Step.AWAIT_DISPATCH),
+        (END, replace(NEW, may_be_held=False), MASTER, PullStep.AWAIT_DISPATCH),
         (END, SETTLED, MASTER, Tell(NOT_FOUND, PullStatus.OFFSET_OVERFLOW_ONE, 10, 0)),
         (NO_QUEUE, replace(NEW, offset=0, wanted=0), MASTER, Hold(0, False)),
         # Outside of the queue.
-        (BEYOND, NEW, MASTER, Step.AWAIT_DISPATCH),
+        (BEYOND, NEW, MASTER, PullStep.AWAIT_DISPATCH),
         (BEYOND, SETTLED, MASTER, Tell(MOVED, PullStatus.OFFSET_OVERFLOW_BADLY, 10, 0, True)),
         (BEYOND, SETTLED, SLAVE, Tell(RETRY, PullStatus.OFFSET_OVERFLOW_BADLY, 10, 0)),
         (
@@ -113,7 +113,7 @@ FIRST_BAD = BadEntry(0, "another message lies there", "T", 0, 10)
     ],
 )
 def test_a_pull_is_decided_by_what_was_found(
-    look: Look, asked: Asked, rules: Rules, decision: Decision
+    look: PullLook, asked: PullQuestion, rules: PullRules, decision: Decision
 ) -> None:
     assert decide(look, asked, rules) == decision
 
@@ -126,4 +126,4 @@ def test_who_lags_is_sent_to_the_slave_where_slaves_may_be_read(
     slave_reads: bool, slow: bool, broker_id: int
 ) -> None:
     scan = Scan(PullStatus.FOUND, 12, 0, 20, TWO, slow=slow)
-    assert suggested(NEW, scan, Rules(slave_reads, False)) == broker_id
+    assert suggested(NEW, scan, PullRules(slave_reads, False)) == broker_id

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from commitlog.errors import CorruptRecord
-from commitlog.kernel.records import Message, encode, encode_host, java_hash, stamp
+from commitlog.kernel.records import NewMessage, encode, encode_host, java_hash, stamp
 from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.queues.queue_files import UNIT
-from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.reader import PullReader
 from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 
@@ -42,7 +42,7 @@ class MemoryLog:
         if size < RECORD_BYTES:
             self.data += bytes(size)
             return offset
-        record = encode(Message("T", 0, bytes([offset % 251]) * (size - RECORD_BYTES)), bytes(8))
+        record = encode(NewMessage("T", 0, bytes([offset % 251]) * (size - RECORD_BYTES)), bytes(8))
         stamp(record, 0, offset, 0)
         self.data += record
         return offset
@@ -96,7 +96,7 @@ class Shelf:
             if between:
                 self.log.append(between)
         self.mark: int | None = None
-        self.reader = QueueReader(
+        self.reader = PullReader(
             self.log,
             lambda topic, queue_id: self.queue if (topic, queue_id) == ("T", 0) else None,
             limits,
@@ -275,7 +275,7 @@ def test_a_body_is_held_against_its_crc_whatever_its_hosts_are(hosts: str) -> No
     host = encode_host(hosts, 10911)
     shelf = Shelf()
     for number in range(3):
-        record = encode(Message("T", 0, bytes([number]) * 300, born_host=host), host)
+        record = encode(NewMessage("T", 0, bytes([number]) * 300, born_host=host), host)
         stamp(record, number, shelf.log.end, 1)
         shelf.queue.entries.append(Entry(shelf.log.end, len(record), 0))
         shelf.log.data += record

@@ -56,7 +56,7 @@ from haservice.remoting.headers.lineage import (
 )
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import HandingOver, Pledge, Replica
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.status import SlaveStatus
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.role_driver import ADDR, Driver, listed, master, slave
@@ -782,7 +782,7 @@ def test_a_slave_that_becomes_the_master_asks_whom_it_was_told_to_forget_as_well
     world = candidate("s", GatherPledges=Votes([]))
     world.ask(ForgetHeader("s"))
     assert isinstance(world.ask(PromoteHeader("SYNC_MASTER")), Answer)
-    assert world.kept.given == Members()
+    assert world.kept.given == ReplicaList()
 
 
 def test_who_refuses_its_pledge_is_named_with_its_reason_and_not_called_silent() -> None:
@@ -866,7 +866,7 @@ def test_a_candidate_that_was_promoted_and_has_handed_over_since_releases_nobody
 def id_taken(me: str, file_id: int, heard: Heard) -> int:
     """What the old master `me` of ours and other:10911, both of a list of three, follows NEWER as."""
     who = Who(RoleInForce(BrokerRole.SYNC_MASTER, 0, BrokerRole.SYNC_MASTER, file_id), f"{me}:10911", "x:1")
-    members = Members(1, 0, "a", replicas={one: f"{one}:10911" for one in ("a", "b", OTHER)})
+    members = ReplicaList(1, 0, "a", replicas={one: f"{one}:10911" for one in ("a", "b", OTHER)})
     world = Driver(RoleState(who), Ask=heard, Prove=Done()).keep(members=members).tell(Tick())
     command = world.kept.command
     return command.broker_id if command is not None else file_id

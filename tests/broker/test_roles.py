@@ -35,7 +35,7 @@ from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.headers.lineage import EpochBody, LineageBody
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import HandingOver, LineageState, Replica, RoleCommand
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from tests.support.brokers import node_config
 
 SYNC, ASYNC, SLAVE = BrokerRole.SYNC_MASTER, BrokerRole.ASYNC_MASTER, BrokerRole.SLAVE
@@ -429,8 +429,8 @@ def test_of_three_brokers_those_that_step_down_take_ids_that_no_other_can_take(
 
 
 def test_a_list_of_replicas_and_those_that_it_stands_over_are_told_whole() -> None:
-    before = Members(1, 0, ME, 2, Mark(-1, 0), {ME: "me:1", "a": "a:1"})
+    before = ReplicaList(1, 0, ME, 2, Mark(-1, 0), {ME: "me:1", "a": "a:1"})
     listed = before.joined(1, Mark(1, 700), "b", "b:1")
     body = peer(ME, (1, 0, ME), members=members_body(listed))
     assert members_of(LineageBody.decode(body.encode())) == listed
-    assert members_of(peer(ME, (1, 0, ME))) == Members()
+    assert members_of(peer(ME, (1, 0, ME))) == ReplicaList()

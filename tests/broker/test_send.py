@@ -16,7 +16,7 @@ from commitlog.kernel.records import StoredMessage, decode, decode_properties, e
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.admission import Admission, SendRules
 from haservice.broker.send.processor import CROWD_TURNS, SendLimits, SendProcessor
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import TopicTable, topic_config
@@ -31,7 +31,7 @@ from tests.support.proofs import Proofs
 
 STORE_HOST = encode_host("10.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
-LIMITS = Limits(cluster_name="C", permission=6, max_message_bytes=1000)
+LIMITS = SendRules(cluster_name="C", permission=6, max_message_bytes=1000)
 SEND_LIMITS = SendLimits(
     region_id="R",
     trace_on=True,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     StoredMessage,
     decode,
     decode_properties,
@@ -28,17 +28,17 @@ from haservice.broker.transactions.half_messages import (
 from haservice.broker.transactions.walk import (
     IMMUNITY_SECONDS,
     Check,
+    CheckRound,
     Discard,
     Limits,
     Op,
     PutBack,
-    Rules,
     Step,
-    Walk,
+    TransactionRules,
 )
 from tests.support.messages import BORN_HOST, STORE_HOST
 
-RULES = Rules(timeout_ms=6000, checks_max=15, reserved_ms=72 * 3_600_000)
+RULES = TransactionRules(timeout_ms=6000, checks_max=15, reserved_ms=72 * 3_600_000)
 MINUTE = 60_000
 # Nothing stays open in place: each open message is written again, as RocketMQ does.
 COPIES = Limits(open_max=0)
@@ -70,14 +70,14 @@ class Store:
 
     def put(self, half: Half) -> int:
         properties = {"REAL_TOPIC": "T", "REAL_QID": "3", "PGROUP": "G", "UNIQ_KEY": "u", **half.properties}
-        message = Message(
+        message = NewMessage(
             "RMQ_SYS_TRANS_HALF_TOPIC", 0, b"body", encode_properties(properties), 7, 0,
             self.now_ms - half.age_ms, BORN_HOST, 2,
         )  # fmt: skip
         stored_ms = self.now_ms - (half.age_ms if half.stored_ms is None else half.stored_ms)
         return self.put_message(message, stored_ms, gone=half.gone)
 
-    def put_message(self, message: Message, stored_ms: int, *, gone: bool = False) -> int:
+    def put_message(self, message: NewMessage, stored_ms: int, *, gone: bool = False) -> int:
         record = encode(message, STORE_HOST)
         offset = len(self.halves)
         stamp(record, offset, self._place, stored_ms)
@@ -90,11 +90,13 @@ class Store:
         self.ops.append((self._place, half_offset))
         self._place += 100
 
-    def walk(self, half_offset: int | None = None, op_offset: int | None = None, **options: Any) -> Walk:
+    def walk(
+        self, half_offset: int | None = None, op_offset: int | None = None, **options: Any
+    ) -> CheckRound:
         options = {"rules": RULES, "now_ms": self.clock, "limits": COPIES, **options}
-        return Walk(_Halves(self), _Ops(self), half_offset=half_offset, op_offset=op_offset, **options)
+        return CheckRound(_Halves(self), _Ops(self), half_offset=half_offset, op_offset=op_offset, **options)
 
-    def round(self, walk: Walk, *, fail_at: int | None = None) -> list[Step]:
+    def round(self, walk: CheckRound, *, fail_at: int | None = None) -> list[Step]:
         """Carries the steps out as the thread does."""
         done: list[Step] = []
         for step in walk.steps():
@@ -401,7 +403,7 @@ def test_what_becomes_of_an_open_message_in_place(
     assert len(store.halves) == 1
 
 
-def minutes(store: Store, walk: Walk, count: int) -> list[list[tuple[str, int]]]:
+def minutes(store: Store, walk: CheckRound, count: int) -> list[list[tuple[str, int]]]:
     """So many rounds of one walk, a minute apart."""
     seen = []
     for _ in range(count):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from commitlog.errors import CommitLogError
 from commitlog.kernel.keys import tags_code
 from commitlog.kernel.layout import BLANK_MAGIC
-from commitlog.kernel.records import Message, check, decode_properties, parse_head
+from commitlog.kernel.records import NewMessage, check, decode_properties, parse_head
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from tests.chaos.disk import MemoryDisk
@@ -67,7 +67,7 @@ def open_store(disk: MemoryDisk, clock: Clock, **fields: Any) -> Store:
     return Store.open(options(**fields), store_host=STORE_HOST, clock_ms=clock, files=disk)
 
 
-def some_message(chance: random.Random, number: int) -> Message:
+def some_message(chance: random.Random, number: int) -> NewMessage:
     """A message that says its number, of any size up to three pages."""
     size = chance.choice((0, 1, 90, 700, 1500, 4000, 12_000)) or 1
     body = b"%d:" % number

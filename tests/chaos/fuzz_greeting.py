@@ -10,7 +10,7 @@ from commitlog.recovery.intent_log import DIRECTORY, IntentLog
 from commitlog.upkeep.damage import decode_fences, encode_fences
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, Step
-from haservice.replication.wire.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.greeting import Facts, GreetingOutcome, MasterGreeting, SlaveGreeting
 from haservice.replication.wire.hello import HELLO_BYTES_MAX, HELLO_OFFSET, VERDICT_OFFSET
 from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,
@@ -84,8 +84,8 @@ def _answers(data: bytes) -> object:
     answer = _master().answer(data)
     said = answer.slave
     assert answer.encoded == greeting_bytes(VERDICT_OFFSET, answer.verdict.encode())
-    assert answer.verdict.accepted == (answer.outcome is Outcome.ACCEPTED)
-    if answer.outcome is Outcome.ACCEPTED:
+    assert answer.verdict.accepted == (answer.outcome is GreetingOutcome.ACCEPTED)
+    if answer.outcome is GreetingOutcome.ACCEPTED:
         assert 0 <= said.position <= 3000
         assert said.segment_bytes == SEGMENT_BYTES
         assert said.replica_id != "a" * 32

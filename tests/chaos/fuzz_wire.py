@@ -7,10 +7,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
+from commitlog.errors import CorruptRecord, IncompleteRecord, MessageBeyondLimits
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     check,
     decode,
     decode_host,
@@ -434,7 +434,7 @@ def _check_seeds() -> list[bytes]:
 
 
 def _batches(data: bytes) -> object:
-    batch = encode_batch(Message("TopicTest", 1, data, b"TAGS\x01b"), STORE_HOST)
+    batch = encode_batch(NewMessage("TopicTest", 1, data, b"TAGS\x01b"), STORE_HOST)
     sizes = 0
     for start in batch.starts:
         assert start == sizes
@@ -493,6 +493,6 @@ TARGETS = [
     ),
     Target("walk", _walks, _walk_seeds, tokens=_MAGICS),
     Target("record_check", _checks, _check_seeds, tokens=_MAGICS),
-    Target("batch", _batches, _batch_seeds, allowed=(MessageIllegal,), weight=1.0),
+    Target("batch", _batches, _batch_seeds, allowed=(MessageBeyondLimits,), weight=1.0),
     Target("message_id", _message_ids, lambda: _IDS, allowed=(ValueError,), weight=0.3),
 ]

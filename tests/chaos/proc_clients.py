@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from commitlog.kernel.records import decode, decode_properties, parse_message_id
 from haservice.client.admin import PULL_WITH_SUBSCRIPTION
-from haservice.client.raw_sends import STATUS_BY_CODE, Outgoing, send_command
+from haservice.client.raw_sends import STATUS_BY_CODE, RawMessage, send_command
 from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
 from haservice.remoting.client import RemotingClient
@@ -274,7 +274,7 @@ class Traffic:
         self, client: RemotingClient, name: str, route: Route, key: str, queue: int, body: bytes
     ) -> None:
         history, until_s = self._history, time.monotonic() + SEND_S
-        crc, message = zlib.crc32(body) & 0x7FFFFFFF, Outgoing(body, {"KEYS": key})
+        crc, message = zlib.crc32(body) & 0x7FFFFFFF, RawMessage(body, {"KEYS": key})
         for _ in range(SEND_TRIES):
             while route.master is None and time.monotonic() < until_s:
                 await route.refresh()

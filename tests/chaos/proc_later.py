@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from commitlog.kernel.records import decode, decode_properties, parse_message_id
 from haservice.client.admin import PULL_WITH_SUBSCRIPTION
-from haservice.client.raw_sends import STATUS_BY_CODE, Outgoing, send_command
+from haservice.client.raw_sends import STATUS_BY_CODE, RawMessage, send_command
 from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import HeartbeatData, ProducerData
 from haservice.remoting.client import RemotingClient
@@ -111,7 +111,7 @@ class _Later:
         if deliver:
             self._owed.add(key)
 
-    async def _send(self, queue: int, message: Outgoing) -> tuple[str, RemotingCommand, bool] | None:
+    async def _send(self, queue: int, message: RawMessage) -> tuple[str, RemotingCommand, bool] | None:
         """Where it was stored, the answer, and whether that is OK; None where nobody says so."""
         addr = self._route.master
         if addr is None:
@@ -193,7 +193,7 @@ class DelayedClients(_Later):
         key, queue = self._next()
         level = self._rng.randint(1, len(DELAYS_S))
         due_s = self._history.now_s + DELAYS_S[level - 1] - GRAIN_S
-        sent = await self._send(queue, Outgoing(key.encode(), {"KEYS": key, "DELAY": str(level)}))
+        sent = await self._send(queue, RawMessage(key.encode(), {"KEYS": key, "DELAY": str(level)}))
         ok = sent is not None and sent[2]
         self._owe(key, True if ok else None, f"delayed by level {level}, {'OK' if ok else 'no OK'}", due_s)
 
@@ -234,7 +234,7 @@ class TransactionClients(_Later):
         why = f"{word}, {'told' if tells else 'to be asked'}"
         self._owe(key, None if half.decision == COMMIT else False, f"{why}, not answered")
         properties = {"KEYS": key, "TRAN_MSG": "true", "PGROUP": GROUP}
-        sent = await self._send(queue, Outgoing(key.encode(), properties, sys_flag=_HALF))
+        sent = await self._send(queue, RawMessage(key.encode(), properties, sys_flag=_HALF))
         if sent is None:
             return
         addr, answer, ok = sent

@@ -17,7 +17,7 @@ from commitlog.kernel.records import body_crc, decode
 from haservice.admin.commands.ha.forget import replica_to_forget, who_is_told
 from haservice.admin.commands.ha.replicas import with_listed
 from haservice.admin.commands.ha.roll_call import member_of
-from haservice.admin.commands.ha.topology import Member, Registered, Topology
+from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.lineage import (
     FollowHeader,
@@ -232,7 +232,7 @@ class Operator:
                 members.append(Member(node.name, trouble="does not answer"))
                 continue
             members.append(member_of(node.name, 0, node.describe()))
-        return Topology("broker-a", tuple(members), Registered(world.registered_epoch, world.registered_by))
+        return Topology("broker-a", tuple(members), KnownMaster(world.registered_epoch, world.registered_by))
 
     def fail_over(self, *, may_force: bool, to: str = "") -> None:
         """`mqadmin failover`, to the node that loses least."""

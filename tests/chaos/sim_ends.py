@@ -33,18 +33,18 @@ from haservice.replication.slave.actions import (
     Cut,
     Dial,
     EndAt,
-    Flush,
+    FlushLog,
     ForgetEpochs,
+    LogLine,
     Send,
-    Store,
-    Tell,
+    StoreRuns,
 )
-from haservice.replication.slave.actions import Rejoin as DoRejoin
+from haservice.replication.slave.actions import RejoinMaster as DoRejoin
 from haservice.replication.slave.record_check import BadRecord, RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.session import REFUSED, SlaveSession
 from haservice.replication.slave.states import State
-from haservice.replication.wire.greeting import Answer, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.greeting import GreetingAnswer, GreetingOutcome, MasterGreeting, SlaveGreeting
 from haservice.replication.wire.protocol import MasterState, ReportReader, Run
 from tests.chaos.sim_link import CONNECT_S, Connection
 
@@ -190,20 +190,20 @@ class MasterEnd:
                 node.call_back()
         self.pump()
 
-    def _greeted(self, _: HAConnection, answer: Answer) -> None:
+    def _greeted(self, _: HAConnection, answer: GreetingAnswer) -> None:
         node, slave = self.node, answer.slave
         node.world.note(
             "{} greets {} at {}: {} {}",
             *(node, self.peer, slave.position, answer.outcome.value, answer.verdict.reason),
         )
-        if answer.outcome is Outcome.ACCEPTED:
+        if answer.outcome is GreetingOutcome.ACCEPTED:
             self.replica_id = slave.replica_id
             level = node.store.log.end - slave.position < node.fallbehind_bytes_max
             replica = Replica(slave.broker_addr, slave.position, wall_clock_ms(), level)
             node.recorder.greeted(slave.replica_id, replica)
-        elif answer.outcome is Outcome.AHEAD:
+        elif answer.outcome is GreetingOutcome.AHEAD:
             node.roles.put(SlaveAhead(slave.replica_id, slave.broker_addr))
-        elif answer.outcome is Outcome.OLD_MASTER:
+        elif answer.outcome is GreetingOutcome.OLD_MASTER:
             node.roles.put(Hint(slave.broker_addr))
             node.roles.put(Tick())
 
@@ -445,7 +445,7 @@ class SlaveEnd:
                 self._connection.send(node.name, data)
             case Cut(offset):
                 self._cut(offset)
-            case Store(runs):
+            case StoreRuns(runs):
                 for run in runs:
                     self._append(run.offset, run.bodies)
                 return session.stored(self._now_s)
@@ -453,7 +453,7 @@ class SlaveEnd:
                 self._end_at(offset, run)
             case ForgetEpochs():
                 self._rejoin.follow_stock()
-            case Flush():
+            case FlushLog():
                 node.store.log.flush()
                 node.world.flushed(node)
                 return session.flushed(self._now_s)
@@ -461,7 +461,7 @@ class SlaveEnd:
                 return self._do_rejoin(greeting)
             case Break(error):
                 raise error
-            case Tell(_, text, values):
+            case LogLine(_, text, values):
                 node.world.note("{}: {}", node, text % values)
         return ()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commitlog.errors import CommitLogError
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
@@ -39,7 +39,7 @@ from haservice.remoting.headers.lineage import LineageBody, ReplicaBody
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import Replica
 from haservice.replication.lineage.member_list import MemberList
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.progress import AckTable, slaves_needed
 from haservice.replication.master.read_mark import HighWaterMark
@@ -268,7 +268,7 @@ class Node(Timed):
     def followers(self) -> list[str]:
         return [end.replica_id for end in self.following()]
 
-    def list_with(self, slave: SlaveHello) -> Members:
+    def list_with(self, slave: SlaveHello) -> ReplicaList:
         listed = self.members.with_slave(slave)
         self.call_back()
         return listed
@@ -437,7 +437,7 @@ class Node(Timed):
         if self.role.is_slave:
             answer("REFUSED", None)
             return
-        message = Message(topic, queue, body, encode_properties({"KEYS": key}))
+        message = NewMessage(topic, queue, body, encode_properties({"KEYS": key}))
         try:
             appended = self.store.log.append(message)
         except CommitLogError as error:

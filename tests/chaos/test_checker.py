@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.kernel.records import Message, body_crc, encode, encode_properties, stamp
+from commitlog.kernel.records import NewMessage, body_crc, encode, encode_properties, stamp
 from tests.chaos.checker import HANG_S, Violation, check, median_recovery_s, timeline
 from tests.chaos.history import (
     OK,
@@ -270,7 +270,7 @@ def test_a_log_says_what_it_holds() -> None:
     bodies, data = [b"one", b"two"], bytearray()
     for number, body in enumerate(bodies):
         properties = encode_properties({"KEYS": f"m{number}"})
-        encoded = encode(Message("T", 2, body, properties), STORE_HOST)
+        encoded = encode(NewMessage("T", 2, body, properties), STORE_HOST)
         stamp(encoded, number, len(data), 1000)
         data += encoded
     said = final_log("a", bytes(data), 0, 4096, at_s=1.0, surviving=True)

@@ -25,7 +25,7 @@ from haservice.configuration.settings import BrokerRole
 from haservice.remoting.headers.lineage import PromoteHeader
 from haservice.replication.lineage.epochs import Epoch, Lineage, Plan, Step
 from haservice.replication.lineage.file import Pledge
-from haservice.replication.lineage.membership import Members, Membership
+from haservice.replication.lineage.membership import Membership, ReplicaList
 from haservice.replication.master.progress import AckTable, Advance, SlaveProgress
 from haservice.replication.master.read_mark import HighWaterMark
 from haservice.replication.slave.actions import Action, Send
@@ -266,7 +266,7 @@ def test_a_new_slave_that_counts_before_others_know_of_it_is_found(
     """Raft's dissertation: two majorities that do not meet."""
     monkeypatch.setattr(Membership, "counting", property(lambda self: self.listed.slaves))
     monkeypatch.setattr(Membership, "needed", property(lambda self: self.listed.needed))
-    monkeypatch.setattr(Members, "_under", lambda self, newer: ())
+    monkeypatch.setattr(ReplicaList, "_under", lambda self, newer: ())
     first_failure(tmp_path, broke(Violation.LOST, Violation.WRONG_OK))
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from haservice.client.raw_sends import Outgoing, send_command
+from haservice.client.raw_sends import RawMessage, send_command
 from haservice.devtools.bench_replication import drive
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import ProtocolError, RemotingError
@@ -300,7 +300,7 @@ class _Timing:
 
 async def _send(client: RemotingClient, to: Node, timeout_s: float = PATIENCE_S) -> int | None:
     """The answer's code; None without one."""
-    command = send_command(TOPIC, int(time.monotonic() * 1e6) % QUEUES, Outgoing(BODY, {"KEYS": "timing"}))
+    command = send_command(TOPIC, int(time.monotonic() * 1e6) % QUEUES, RawMessage(BODY, {"KEYS": "timing"}))
     try:
         return (await client.invoke(to.addr, command, timeout_s)).code
     except RemotingError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from haservice.client import Admin, Received
 from haservice.client.admin import TOOLS_GROUP
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import from_queue
 from haservice.errors import AnswerError
 from haservice.remoting.bodies.clients import MASTER_ID
@@ -28,7 +28,7 @@ def messages_in(admin: Admin, topic: str) -> list[Received]:
         Received.of(record, queue.broker_name)
         for queue in admin.queues(topic)
         for record in from_queue(
-            admin, topic, Queue(queue.broker_name, addrs[queue.broker_name], queue.queue_id), TOOLS_GROUP
+            admin, topic, SendQueue(queue.broker_name, addrs[queue.broker_name], queue.queue_id), TOOLS_GROUP
         )
     ]
 

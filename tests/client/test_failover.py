@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.client import ClientOptions, Message, Producer, SendResult
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 pytestmark = pytest.mark.cluster
 
 MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
+Ask = Callable[[ScratchPair], MQAdmin]
 
 # Far beyond what a failover takes: what ends a send in these tests is the new master.
 SEND_TIMEOUT_S = PATIENCE_S
@@ -74,7 +74,7 @@ def sender(pair: ScratchPair, admin: Ask) -> Iterator[Sender]:
         sender.stop()
 
 
-def promote(ask: Admin, addr: str) -> None:
+def promote(ask: MQAdmin, addr: str) -> None:
     header = PromoteHeader(why="failover", force=True)
     assert (
         ask.ask(addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=PATIENCE_S).role
@@ -82,14 +82,14 @@ def promote(ask: Admin, addr: str) -> None:
     )
 
 
-def in_route(ask: Admin, addr: str) -> bool:
+def in_route(ask: MQAdmin, addr: str) -> bool:
     try:
         return any(data.broker_addrs.get(0) == addr for data in ask.route(TOPIC).broker_datas)
     except AnswerError:  # for a moment nobody has the topic
         return False
 
 
-def found_by_the_next_poll(pair: ScratchPair, sender: Sender, ask: Admin) -> None:
+def found_by_the_next_poll(pair: ScratchPair, sender: Sender, ask: MQAdmin) -> None:
     """Once the nameserver names the new master, at most the question under way and the next one pass."""
     wait_until(lambda: in_route(ask, pair.slave_addr), "the route leads to the new master")
     polls = sender._producer._inner.session.route_polls

@@ -12,10 +12,10 @@ from commitlog.kernel import records
 from haservice.client import Message, MessageIllegal
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.message import Received, compressed, decode_all, encode_properties, uncompressed
-from haservice.client.sends import SendLimits, prepared, prepared_batch
+from haservice.client.sends import ProducerLimits, prepared, prepared_batch
 
 HOST = records.encode_host("127.0.0.1", 10911)
-LIMITS = SendLimits()
+LIMITS = ProducerLimits()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_messages_that_do_not_go_together(messages: list[Message], says: str) ->
 def test_a_batch_is_what_brokers_take_apart() -> None:
     batch = prepared_batch([Message("T", b"one", "A"), Message("T", b"two", flag=5)], ["K1", "K2"], LIMITS)
     encoded = records.encode_batch(
-        records.Message("T", 0, batch.body, properties=batch.properties.encode()), HOST
+        records.NewMessage("T", 0, batch.body, properties=batch.properties.encode()), HOST
     )
     first, second = (records.decode(encoded.records, start) for start in encoded.starts)
     assert (first.body, second.body, second.flag) == (b"one", b"two", 5)
@@ -132,7 +132,7 @@ def test_a_record_becomes_what_a_consumer_gets() -> None:
     body, sys_flag = compressed(b"y" * 5000)
     properties = encode_properties({"UNIQ_KEY": "KEY", "TAGS": "A", "KEYS": "k1 k2", "RETRY_TOPIC": "Orders"})
     record = records.encode(
-        records.Message(
+        records.NewMessage(
             "%RETRY%g", 0, body, properties.encode(), flag=4, sys_flag=sys_flag, reconsume_times=2
         ),
         HOST,

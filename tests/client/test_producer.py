@@ -23,11 +23,11 @@ from haservice.client import (
     MessageQueue,
     NameserverUnknown,
     Producer,
+    ProducerLimits,
     PullConsumer,
     PushConsumer,
     RouteUnknown,
     SendFailed,
-    SendLimits,
     SendResult,
     SendStatus,
 )
@@ -78,12 +78,12 @@ def brokers(cluster: FakeCluster) -> Iterator[Callable[..., list[FakeBroker]]]:
 def run(
     options: ClientOptions,
     scenario: Callable[[AsyncProducer], Awaitable[None]],
-    limits: SendLimits | None = None,
+    limits: ProducerLimits | None = None,
 ) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(PATIENCE_S),
-            AsyncProducer("g", options, limits=limits or SendLimits()) as one,
+            AsyncProducer("g", options, limits=limits or ProducerLimits()) as one,
         ):
             await scenario(one)
 
@@ -134,7 +134,7 @@ def test_less_than_ok_is_tried_elsewhere_where_that_is_wished(
         assert (await producer.send(HELLO)).ok
         assert len(first.sends) + len(second.sends) == 3  # both once, and then the first again
 
-    run(cluster.options, scenario, SendLimits(retry_when_not_stored_ok=True))
+    run(cluster.options, scenario, ProducerLimits(retry_when_not_stored_ok=True))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from haservice.client import MessageQueue, RouteUnknown
-from haservice.client.routes import RouteTable, TopicRoute
+from haservice.client.routes import ClientRoutes, TopicRoute
 from haservice.remoting.bodies.clients import BrokerData, QueueData, TopicRouteData
 from tests.client.fakes import route
 
@@ -73,11 +73,11 @@ def test_a_topic_without_queues_to_write_to() -> None:
 
 
 @pytest.fixture
-def table() -> RouteTable:
-    return RouteTable(INTERVAL_S, POLL_S)
+def table() -> ClientRoutes:
+    return ClientRoutes(INTERVAL_S, POLL_S)
 
 
-def test_a_route_is_asked_for_once_in_an_interval(table: RouteTable) -> None:
+def test_a_route_is_asked_for_once_in_an_interval(table: ClientRoutes) -> None:
     assert table.next_s() is None
     table.put(of(1, a={0: X}), 100.0)
     assert table.next_s() == 130.0
@@ -88,7 +88,7 @@ def test_a_route_is_asked_for_once_in_an_interval(table: RouteTable) -> None:
 
 
 def test_a_doubted_master_is_asked_for_at_once_and_then_often_until_there_is_another(
-    table: RouteTable,
+    table: ClientRoutes,
 ) -> None:
     table.put(of(1, a={0: X}), 100.0)
     assert table.doubt("a", X, 105.0)
@@ -103,7 +103,7 @@ def test_a_doubted_master_is_asked_for_at_once_and_then_often_until_there_is_ano
     assert table.next_s() == 135.2
 
 
-def test_a_doubted_master_that_acknowledges_is_trusted_again(table: RouteTable) -> None:
+def test_a_doubted_master_that_acknowledges_is_trusted_again(table: ClientRoutes) -> None:
     table.put(of(1, a={0: X}), 100.0)
     table.doubt("a", X, 105.0)
     table.trust("a", Y)
@@ -112,18 +112,18 @@ def test_a_doubted_master_that_acknowledges_is_trusted_again(table: RouteTable) 
     assert not table.doubted("a")
 
 
-def test_a_name_without_a_master_is_watched_though_nobody_doubts_it(table: RouteTable) -> None:
+def test_a_name_without_a_master_is_watched_though_nobody_doubts_it(table: ClientRoutes) -> None:
     table.put(of(1, a={1: SLAVE}), 100.0)
     assert table.next_s() == pytest.approx(100.0 + POLL_S)
 
 
-def test_a_doubt_that_the_route_has_answered_already_is_none(table: RouteTable) -> None:
+def test_a_doubt_that_the_route_has_answered_already_is_none(table: ClientRoutes) -> None:
     table.put(of(1, a={0: Y}), 100.0)
     assert not table.doubt("a", X, 105.0)
     assert table.next_s() == 130.0
 
 
-def test_of_many_topics_one_is_watched_and_its_master_is_the_others_too(table: RouteTable) -> None:
+def test_of_many_topics_one_is_watched_and_its_master_is_the_others_too(table: ClientRoutes) -> None:
     for number in range(50):
         table.put(of(1, f"T{number}", a={0: X}), 100.0)
     table.doubt("a", X, 101.0)
@@ -133,14 +133,14 @@ def test_of_many_topics_one_is_watched_and_its_master_is_the_others_too(table: R
     assert table.due(102.0) == []
 
 
-def test_a_name_that_stays_without_a_master_is_asked_for_ever_more_seldom(table: RouteTable) -> None:
+def test_a_name_that_stays_without_a_master_is_asked_for_ever_more_seldom(table: ClientRoutes) -> None:
     table.put(of(1, a={1: SLAVE}), 100.0)
     table.put(of(1, a={1: SLAVE}), 200.0)
     assert table.next_s() == pytest.approx(200.0 + 10 * POLL_S)
 
 
 def test_a_name_that_goes_from_a_route_is_watched_until_it_is_back_or_gone_for_good(
-    table: RouteTable,
+    table: ClientRoutes,
 ) -> None:
     table.put(of(1, a={0: X}, b={0: Y}), 100.0)
     table.put(of(1, b={0: Y}), 101.0)

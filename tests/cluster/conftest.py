@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import SETTINGS
 
@@ -47,12 +47,12 @@ def make_pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
 
 
 @pytest.fixture
-def admin(make_pair: Callable[..., ScratchPair]) -> Iterator[Callable[[ScratchPair], Admin]]:
+def admin(make_pair: Callable[..., ScratchPair]) -> Iterator[Callable[[ScratchPair], MQAdmin]]:
     """`admin(pair)` asks that pair; its connections end before the processes do."""
-    opened: list[Admin] = []
+    opened: list[MQAdmin] = []
 
-    def ask(pair: ScratchPair) -> Admin:
-        opened.append(Admin([pair.namesrv_addr]))
+    def ask(pair: ScratchPair) -> MQAdmin:
+        opened.append(MQAdmin([pair.namesrv_addr]))
         return opened[-1]
 
     yield ask

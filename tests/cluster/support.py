@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
-from haservice.admin.calls import Admin
-from haservice.client.raw_sends import Outgoing, Queue, Sent, send_all
+from haservice.admin.calls import MQAdmin
+from haservice.client.raw_sends import RawMessage, SendQueue, Sent, send_all
 from haservice.client.reading import from_queue
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 # What the fixtures of conftest.py give: a pair of which the test starts what it wants, and who asks it.
 MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
+Ask = Callable[[ScratchPair], MQAdmin]
 
 TOPIC = "Walks"
 QUEUES = 2
@@ -54,7 +54,7 @@ def _stands_still(pid: int) -> bool:
     return set(states) == {"T"}
 
 
-def start_with_topic(pair: ScratchPair, admin: Admin) -> None:
+def start_with_topic(pair: ScratchPair, admin: MQAdmin) -> None:
     """The whole pair; the topic is there before the slave, which copies topics when it starts."""
     start_master_with_topic(pair, admin)
     pair.start_slave()
@@ -62,25 +62,25 @@ def start_with_topic(pair: ScratchPair, admin: Admin) -> None:
     wait_until(lambda: knows_topic(admin, pair.slave_addr), "the slave knows the topic")
 
 
-def start_master_with_topic(pair: ScratchPair, admin: Admin, **settings: str) -> None:
+def start_master_with_topic(pair: ScratchPair, admin: MQAdmin, **settings: str) -> None:
     """A nameserver and a master; no slave yet."""
     pair.start_nameserver()
     pair.start_master(**settings)
     admin.update_topic(pair.master_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
 
 
-def knows_topic(admin: Admin, addr: str) -> bool:
+def knows_topic(admin: MQAdmin, addr: str) -> bool:
     try:
         return bool(admin.topic_stats(addr, TOPIC).offset_table)
     except RemotingError:
         return False
 
 
-def log_end(admin: Admin, addr: str) -> int:
+def log_end(admin: MQAdmin, addr: str) -> int:
     return int(admin.runtime_info(addr)["commitLogMaxOffset"])
 
 
-def is_caught_up(pair: ScratchPair, admin: Admin) -> bool:
+def is_caught_up(pair: ScratchPair, admin: MQAdmin) -> bool:
     """One slave is in sync and holds, dispatched, all that the master holds."""
     status = admin.ha_status(pair.master_addr)
     assert status is not None
@@ -92,11 +92,11 @@ def is_caught_up(pair: ScratchPair, admin: Admin) -> bool:
     )
 
 
-def wait_caught_up(pair: ScratchPair, admin: Admin, seconds: float = PATIENCE_S) -> None:
+def wait_caught_up(pair: ScratchPair, admin: MQAdmin, seconds: float = PATIENCE_S) -> None:
     wait_until(lambda: is_caught_up(pair, admin), "the slave is level with its master", seconds)
 
 
-def follows(admin: Admin, master: str, slave: str) -> bool:
+def follows(admin: MQAdmin, master: str, slave: str) -> bool:
     """Whether the slave of that address is in sync, and has dispatched all that the master has."""
     try:
         status = admin.ha_status(master)
@@ -111,18 +111,18 @@ def follows(admin: Admin, master: str, slave: str) -> bool:
         return False
 
 
-def wait_follows(admin: Admin, master: str, slave: str) -> None:
+def wait_follows(admin: MQAdmin, master: str, slave: str) -> None:
     wait_until(lambda: follows(admin, master, slave), f"{slave} has all of {master}")
 
 
-async def _outgoing(bodies: Iterable[bytes]) -> AsyncIterator[Outgoing]:
+async def _outgoing(bodies: Iterable[bytes]) -> AsyncIterator[RawMessage]:
     for body in bodies:
-        yield Outgoing(body, {"KEYS": body[:20].decode(errors="replace")})
+        yield RawMessage(body, {"KEYS": body[:20].decode(errors="replace")})
 
 
 def send(addr: str, bodies: Iterable[bytes], in_flight: int = 32) -> list[Sent]:
     """What became of each message, in the order of the answers."""
-    queues = [Queue("broker-a", addr, number) for number in range(QUEUES)]
+    queues = [SendQueue("broker-a", addr, number) for number in range(QUEUES)]
     sent: list[Sent] = []
     asyncio.run(send_all(TOPIC, queues, _outgoing(bodies), sent.append, in_flight))
     return sent
@@ -133,11 +133,11 @@ def send_ok(addr: str, bodies: list[bytes]) -> None:
     assert statuses == {"SEND_OK": len(bodies)}
 
 
-def read(admin: Admin, addr: str) -> list[bytes]:
+def read(admin: MQAdmin, addr: str) -> list[bytes]:
     """Every body on this broker, sorted; checks that each queue's offsets have no gap."""
     bodies = []
     for number in range(QUEUES):
-        messages = list(from_queue(admin, TOPIC, Queue("broker-a", addr, number), "WALKERS"))
+        messages = list(from_queue(admin, TOPIC, SendQueue("broker-a", addr, number), "WALKERS"))
         assert [message.queue_offset for message in messages] == list(range(len(messages)))
         bodies += [message.body for message in messages]
     return sorted(bodies)
@@ -154,7 +154,7 @@ def log_bytes(pair: ScratchPair, name: str, end: int) -> bytes:
     return b"".join(segment.read_bytes() for segment in segments)[:end]
 
 
-def assert_equal_logs(pair: ScratchPair, admin: Admin, addr: str) -> None:
+def assert_equal_logs(pair: ScratchPair, admin: MQAdmin, addr: str) -> None:
     end = log_end(admin, addr)
     assert end > 0
     assert log_bytes(pair, "broker-a", end) == log_bytes(pair, "broker-a-s", end)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.configuration.config import load_broker, load_nameserver
 from haservice.devtools.pair import Process
 from tests.support.waiting import wait_until
@@ -55,7 +55,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports_free: None) -
 
 def test_the_files_make_a_pair(started: list[Process], tmp_path: Path) -> None:
     broker = load_broker(CONF / "broker-a.properties")
-    with Admin(broker.broker.namesrv_addrs) as admin:
+    with MQAdmin(broker.broker.namesrv_addrs) as admin:
         wait_until(lambda: len(admin.brokers()) == 2, "both are registered")
 
         def in_sync() -> bool:

@@ -19,7 +19,7 @@ from commitlog.kernel.layout import BLANK_MAGIC
 from commitlog.kernel.records import decode, encode_host
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.configuration.config import load_broker
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
@@ -54,7 +54,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(180)
 def test_both_stores_are_equal_after_everything(scratch: Path) -> None:
-    with ScratchPair(scratch, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+    with ScratchPair(scratch, "SYNC_MASTER", SETTINGS) as pair, MQAdmin([pair.namesrv_addr]) as admin:
         outcome = send_all_with_a_troubled_slave(pair, admin)
         assert outcome.statuses.total() == outcome.stored.total() == COUNT
         assert outcome.statuses["SEND_OK"] > COUNT // 4
@@ -74,7 +74,7 @@ def test_both_stores_are_equal_after_everything(scratch: Path) -> None:
         assert_rebuilt_equal(load_broker(pair.root / f"{name}.properties").log)
 
 
-def send_all_with_a_troubled_slave(pair: ScratchPair, admin: Admin) -> Outcome:
+def send_all_with_a_troubled_slave(pair: ScratchPair, admin: MQAdmin) -> Outcome:
     """The story: nobody, a late slave, its death, its return, another death amid catching up."""
     pair.start_nameserver()
     pair.start_master()
@@ -110,7 +110,7 @@ def send_all_with_a_troubled_slave(pair: ScratchPair, admin: Admin) -> Outcome:
     return outcome
 
 
-def in_transfer(pair: ScratchPair, admin: Admin) -> bool:
+def in_transfer(pair: ScratchPair, admin: MQAdmin) -> bool:
     try:
         status = admin.ha_status(pair.master_addr)
     except RemotingError:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.cli import main
 from haservice.admin.commands.topics.routing import readable_queues
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import from_queue
 from haservice.configuration.config import load_broker
 from haservice.devtools.pair import ScratchPair
@@ -42,7 +42,7 @@ def pair(request: pytest.FixtureRequest, make_pair: MakePair) -> Iterator[Scratc
     return make_pair(request.param)
 
 
-def brokers_in_route(admin: Admin) -> dict[int, str]:
+def brokers_in_route(admin: MQAdmin) -> dict[int, str]:
     try:
         (data,) = admin.route(TOPIC).broker_datas
     except (AnswerError, ValueError):
@@ -53,7 +53,7 @@ def brokers_in_route(admin: Admin) -> dict[int, str]:
 class Consumer:
     """Reads one queue in order, wherever the route says that it can be read, and goes on where it was."""
 
-    def __init__(self, admin: Admin, queue_id: int) -> None:
+    def __init__(self, admin: MQAdmin, queue_id: int) -> None:
         self._admin = admin
         self._queue_id = queue_id
         self.bodies: list[bytes] = []
@@ -208,13 +208,13 @@ def test_the_slave_is_made_the_new_master_by_its_properties_file(pair: ScratchPa
     assert log_end(ask, pair.master_addr) == log_end(ask, pair.slave_addr)
 
 
-def any_in_sync(ask: Admin, addr: str) -> bool:
+def any_in_sync(ask: MQAdmin, addr: str) -> bool:
     status = ask.ha_status(addr)
     assert status is not None
     return any(slave.in_sync for slave in status.ha_connection_info)
 
 
-def read_if_there(ask: Admin, addr: str) -> list[bytes]:
+def read_if_there(ask: MQAdmin, addr: str) -> list[bytes]:
     """What a slave serves; nothing while it has not copied the topic yet."""
     try:
         return read(ask, addr)
@@ -254,4 +254,4 @@ def test_mqadmin_shows_the_pair_through_a_failover(make_pair: MakePair, admin: A
     dumped = CliRunner().invoke(main, ["dumpLog", str(segment)])
     assert "hello there" in dumped.output
     assert "k1" in dumped.output
-    assert Queue("broker-a", pair.slave_addr, 0) in readable_queues(admin(pair), TOPIC, None, None)
+    assert SendQueue("broker-a", pair.slave_addr, 0) in readable_queues(admin(pair), TOPIC, None, None)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
-from haservice.client.raw_sends import Outgoing, send_command
+from haservice.admin.calls import MQAdmin
+from haservice.client.raw_sends import RawMessage, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.client import BlockingClient
@@ -78,7 +78,7 @@ class Neighbour:
             body = b"from the neighbour %06d" % number
             try:
                 answer = self._client.call(
-                    self._addr, send_command(TOPIC, number % 2, Outgoing(body, {"KEYS": f"n{number}"})), 10
+                    self._addr, send_command(TOPIC, number % 2, RawMessage(body, {"KEYS": f"n{number}"})), 10
                 )
             except RemotingError as error:
                 self.complaints.append(str(error))
@@ -102,7 +102,7 @@ class Neighbour:
 class Town:
     """The pair, who asks it, and the neighbour."""
 
-    def __init__(self, pair: ScratchPair, admin: Admin) -> None:
+    def __init__(self, pair: ScratchPair, admin: MQAdmin) -> None:
         self.pair = pair
         self.admin = admin
         self.neighbour = Neighbour(pair.master_addr)
@@ -120,7 +120,7 @@ class Town:
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     root = tmp_path_factory.mktemp("town") / "pair"
     root.mkdir()
-    with ScratchPair(root, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+    with ScratchPair(root, "SYNC_MASTER", SETTINGS) as pair, MQAdmin([pair.namesrv_addr]) as admin:
         start_with_topic(pair, admin)
         town = Town(pair, admin)
         try:

@@ -18,8 +18,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitlog.kernel.records import Message, encode, encode_host, stamp
-from haservice.admin.calls import Admin
+from commitlog.kernel.records import NewMessage, encode, encode_host, stamp
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
@@ -51,14 +51,14 @@ def statuses(pair: ScratchPair, first: int, last: int) -> set[str]:
     return {one.status for one in send(pair.master_addr, numbered(first, last))}
 
 
-def is_alone(pair: ScratchPair, admin: Admin) -> bool:
+def is_alone(pair: ScratchPair, admin: MQAdmin) -> bool:
     """The master counts no slave."""
     status = admin.ha_status(pair.master_addr)
     assert status is not None
     return not status.in_sync_slave_nums and not status.ha_connection_info
 
 
-def start_lonely(pair: ScratchPair, admin: Admin) -> int:
+def start_lonely(pair: ScratchPair, admin: MQAdmin) -> int:
     """A master without a slave that has 20 messages; where its log ends."""
     start_master_with_topic(pair, admin)
     assert statuses(pair, 0, 20) == {"SLAVE_NOT_AVAILABLE"}
@@ -264,7 +264,7 @@ def census(pid: int) -> tuple[int, int]:
     return len(list(Path(f"/proc/{pid}/task").iterdir())), sockets
 
 
-def link_of(pair: ScratchPair, admin: Admin) -> str:
+def link_of(pair: ScratchPair, admin: MQAdmin) -> str:
     """The address of the slave's connection at its master, in sync."""
     status = admin.ha_status(pair.master_addr)
     assert status is not None
@@ -282,7 +282,7 @@ class FakeMaster:
         self.end = 0
 
     def record(self, topic: str, body: bytes) -> bytes:
-        record = encode(Message(topic, 0, body, b""), STORE_HOST)
+        record = encode(NewMessage(topic, 0, body, b""), STORE_HOST)
         stamp(record, self._queue_offset, self.end, 1_800_000_000_000)
         return bytes(record)
 
@@ -320,7 +320,7 @@ def hello(body: bytes, size: int | None = None) -> Callable[[MasterEnd, int], No
 
 def record_of(topic: str, offset: int, wrong_byte: bool = False) -> bytes:
     """A whole record for this offset; one of its body's bytes may be another one than its CRC says."""
-    record = encode(Message(topic, 0, b"y" * 200, b""), STORE_HOST)
+    record = encode(NewMessage(topic, 0, b"y" * 200, b""), STORE_HOST)
     stamp(record, 1000, offset, 1_800_000_000_000)
     record[record.index(b"y" * 200) + 100] ^= 0xFF if wrong_byte else 0
     return bytes(record)

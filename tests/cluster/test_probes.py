@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from haservice.admin.calls import Admin
-from haservice.client.raw_sends import Outgoing, send_command
+from haservice.admin.calls import MQAdmin
+from haservice.client.raw_sends import RawMessage, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.command import encode
 from tests.cluster.support import (
@@ -69,7 +69,7 @@ def asks_for_a_page(connection: socket.socket) -> None:
 
 
 def sends_half_a_frame(connection: socket.socket) -> None:
-    frame = encode(send_command(TOPIC, 0, Outgoing(b"half of this" * 20, {})))
+    frame = encode(send_command(TOPIC, 0, RawMessage(b"half of this" * 20, {})))
     connection.sendall(frame[: len(frame) // 2])
 
 
@@ -95,14 +95,14 @@ def pair(make_pair: Callable[..., ScratchPair]) -> Iterator[ScratchPair]:
     return make_pair("SYNC_MASTER")
 
 
-def slaves(pair: ScratchPair, admin: Admin) -> list[str]:
+def slaves(pair: ScratchPair, admin: MQAdmin) -> list[str]:
     status = admin.ha_status(pair.master_addr)
     assert status is not None
     return [slave.addr for slave in status.ha_connection_info]
 
 
 def test_ten_thousand_probes_leave_nothing_behind(
-    pair: ScratchPair, admin: Callable[[ScratchPair], Admin]
+    pair: ScratchPair, admin: Callable[[ScratchPair], MQAdmin]
 ) -> None:
     ask = admin(pair)
     start_with_topic(pair, ask)

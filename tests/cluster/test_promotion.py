@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
-from haservice.client.raw_sends import Outgoing, send_command
+from haservice.admin.calls import MQAdmin
+from haservice.client.raw_sends import RawMessage, send_command
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.client import BlockingClient
@@ -71,7 +71,9 @@ class Producer:
                     return
                 body = b"%06d sent on" % number
                 try:
-                    answer = client.call(addr, send_command(TOPIC, number % QUEUES, Outgoing(body, {})), 5.0)
+                    answer = client.call(
+                        addr, send_command(TOPIC, number % QUEUES, RawMessage(body, {})), 5.0
+                    )
                     good = answer.code == 0
                 except RemotingError:
                     good = False
@@ -106,7 +108,7 @@ def produce() -> Iterator[Callable[[ScratchPair], Producer]]:
         producer.stop()
 
 
-def lineage(ask: Admin, addr: str) -> LineageBody | None:
+def lineage(ask: MQAdmin, addr: str) -> LineageBody | None:
     """What the broker says; None while it is not there."""
     try:
         return ask.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
@@ -114,12 +116,12 @@ def lineage(ask: Admin, addr: str) -> LineageBody | None:
         return None
 
 
-def is_role(ask: Admin, addr: str, role: str) -> bool:
+def is_role(ask: MQAdmin, addr: str, role: str) -> bool:
     found = lineage(ask, addr)
     return found is not None and found.role == role
 
 
-def in_route(ask: Admin) -> dict[int, str]:
+def in_route(ask: MQAdmin) -> dict[int, str]:
     try:
         (data,) = ask.route(TOPIC).broker_datas
     except (AnswerError, ValueError):
@@ -127,17 +129,17 @@ def in_route(ask: Admin) -> dict[int, str]:
     return dict(data.broker_addrs)
 
 
-def switch_over(ask: Admin, master: str, target: str = "") -> SwitchoverBody:
+def switch_over(ask: MQAdmin, master: str, target: str = "") -> SwitchoverBody:
     header = SwitchoverHeader(target, PATIENCE_MS)
     return ask.ask(master, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=30.0)
 
 
-def promote(ask: Admin, addr: str, **fields: object) -> LineageBody:
+def promote(ask: MQAdmin, addr: str, **fields: object) -> LineageBody:
     header = PromoteHeader(**fields)  # type: ignore[arg-type]
     return ask.ask(addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=30.0)
 
 
-def assert_all_there(ask: Admin, acknowledged: list[bytes], *addrs: str) -> None:
+def assert_all_there(ask: MQAdmin, acknowledged: list[bytes], *addrs: str) -> None:
     for addr in addrs:
         bodies = read(ask, addr)
         assert set(acknowledged) <= set(bodies)
@@ -177,7 +179,7 @@ def test_switchovers_lose_no_acknowledged_message(
     assert_equal_logs(pair, ask, master)
 
 
-def is_in_sync(ask: Admin, master: str, slave: str) -> bool:
+def is_in_sync(ask: MQAdmin, master: str, slave: str) -> bool:
     try:
         status = ask.ha_status(master)
     except RemotingError:
@@ -540,12 +542,12 @@ def test_an_operator_lets_a_held_master_go_on(make_pair: MakePair, admin: Ask) -
     assert any((pair.store("broker-a-s") / "cut").iterdir())
 
 
-def knows_replica_in_sync(ask: Admin, addr: str) -> bool:
+def knows_replica_in_sync(ask: MQAdmin, addr: str) -> bool:
     found = lineage(ask, addr)
     return found is not None and any(one.in_sync for one in found.replicas)
 
 
-def is_dispatched(ask: Admin, addr: str) -> bool:
+def is_dispatched(ask: MQAdmin, addr: str) -> bool:
     return ask.runtime_info(addr)["dispatchBehindBytes"] == "0"
 
 
@@ -558,7 +560,7 @@ def cut_power(store: Path, *, keeps: int, end: int) -> None:
     LineageFile(store).update(boot_id="another boot")
 
 
-def lose_half(pair: ScratchPair, ask: Admin, count: int) -> int:
+def lose_half(pair: ScratchPair, ask: MQAdmin, count: int) -> int:
     """Kills both after `count` messages that both hold; the master's machine loses the second half of its
     log, whose end before that is returned.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cluster
 THIRD = "broker-a-s2"
 
 
-def start_three(pair: ScratchPair, ask: Admin, third_id: int = 2) -> str:
+def start_three(pair: ScratchPair, ask: MQAdmin, third_id: int = 2) -> str:
     """All of them, with both slaves in sync; the address of the third."""
     start_with_topic(pair, ask)
     pair.start_broker(THIRD, brokerRole="SLAVE", brokerId=str(third_id))
@@ -43,7 +43,7 @@ def start_three(pair: ScratchPair, ask: Admin, third_id: int = 2) -> str:
     return pair.addr(THIRD)
 
 
-def knows_all(ask: Admin, addr: str) -> bool:
+def knows_all(ask: MQAdmin, addr: str) -> bool:
     """Whether the list that it has stands over no other one: it dials no more for another."""
     try:
         members = ask.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody).members
@@ -52,7 +52,7 @@ def knows_all(ask: Admin, addr: str) -> bool:
     return members is not None and len(members.replicas) == 3 and not members.over
 
 
-def in_sync(ask: Admin, master: str) -> set[str | None]:
+def in_sync(ask: MQAdmin, master: str) -> set[str | None]:
     try:
         status = ask.ha_status(master)
     except RemotingError:
@@ -194,7 +194,7 @@ def test_a_dead_broker_is_shown_until_it_is_forgotten_on_purpose(make_pair: Make
     assert third in {one["brokerAddr"] for one in typed(pair, "haStatus")[0]["replicas"]}
 
 
-def registered(ask: Admin) -> set[str]:
+def registered(ask: MQAdmin) -> set[str]:
     return {str(one.broker_id) for one in ask.brokers()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ProcessDied, ScratchPair
 from haservice.replication.wire.protocol import REPORT
 from tests.cluster.support import (
@@ -49,7 +49,7 @@ def of_the_cluster(name: str, days: int = 2) -> dict[str, str]:
     return shows(*signed(name, days), certificates().root)
 
 
-def start_master(pair: ScratchPair, admin: Admin, **settings: str) -> None:
+def start_master(pair: ScratchPair, admin: MQAdmin, **settings: str) -> None:
     own = {**of_the_cluster("broker-a"), "haPlainPort": "false", "haSecurePort": str(secure_port(pair))}
     start_master_with_topic(pair, admin, **{**own, **settings})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -36,7 +36,7 @@ def intrude(client: BlockingClient, pair: ScratchPair, epoch: int) -> None:
     assert answer.code == ResponseCode.SUCCESS
 
 
-def addrs(ask: Admin) -> dict[int, str]:
+def addrs(ask: MQAdmin) -> dict[int, str]:
     return dict(ask.route(TOPIC).broker_datas[0].broker_addrs)
 
 

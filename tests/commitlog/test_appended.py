@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk.files import Buffer
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import CommitLog
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, batch_body, message, open_log
@@ -22,7 +22,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 BODY = 1000 - 91 - len("TopicTest") - len("TAGS_TagA")
 
 
-def full() -> Message:
+def full() -> NewMessage:
     return message(b"x" * BODY)
 
 

@@ -17,7 +17,7 @@ from commitlog.dispatch.dispatcher import Dispatcher, parse_delay_levels
 from commitlog.errors import CorruptRecord
 from commitlog.index.files import IndexFiles
 from commitlog.kernel.layout import BLANK_MAGIC
-from commitlog.kernel.records import Message, encode, stamp
+from commitlog.kernel.records import NewMessage, encode, stamp
 from commitlog.log.log import CommitLog
 from commitlog.options import DELAY_LEVELS
 from commitlog.queues.consume_queue import ConsumeQueues, Entry
@@ -57,7 +57,7 @@ class Bench:
 
 
 def record_of(
-    what: Message,
+    what: NewMessage,
     offset: int,
     queue_offset: int = 0,
     stored_ms: int = STORE_MS,

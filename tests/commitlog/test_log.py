@@ -13,7 +13,7 @@ from commitlog.errors import (
     CorruptRecord,
     ForeignFile,
     LogNotWritable,
-    MessageIllegal,
+    MessageBeyondLimits,
     OffsetGap,
     OffsetNotFound,
     SegmentCrossed,
@@ -21,7 +21,7 @@ from commitlog.errors import (
     SegmentSizeMismatch,
     StoreUnreadable,
 )
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import Appended
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import (
@@ -41,7 +41,7 @@ from tests.support.waiting import wait_until
 BODY = 1000 - 91 - len("TopicTest") - len("TAGS_TagA")
 
 
-def full(number: int = 0) -> Message:
+def full(number: int = 0) -> NewMessage:
     return message(bytes([number]) * BODY)
 
 
@@ -104,7 +104,7 @@ def test_the_largest_record_fills_a_segment_up_to_a_blank(tmp_path: Path) -> Non
     log = open_log(tmp_path)
     log.append(message(bytes(SEGMENT_BYTES - 8 - 91 - 18)))
     assert log.end == SEGMENT_BYTES - 8
-    with pytest.raises(MessageIllegal, match="4089 bytes"):
+    with pytest.raises(MessageBeyondLimits, match="4089 bytes"):
         log.append(message(bytes(SEGMENT_BYTES - 7 - 91 - 18)))
     assert log.append(message()).physical_offset == SEGMENT_BYTES
 
@@ -113,9 +113,9 @@ def test_a_body_over_the_limit_is_illegal_and_nothing_is_stored(tmp_path: Path) 
     log = open_log(tmp_path, max_message_bytes=100)
     log.append(message(bytes(100)))
     end = log.end
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(MessageBeyondLimits):
         log.append(message(bytes(101)))
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(MessageBeyondLimits):
         log.append_batch(message(batch_body([bytes(40), bytes(40)])))
     assert log.end == end
 
@@ -140,7 +140,7 @@ def test_batches_that_cannot_be_are_illegal(tmp_path: Path) -> None:
         message(body, properties={"DELAY": "3"}),
         message(batch_body([bytes(1000)] * 4)),
     ):
-        with pytest.raises(MessageIllegal):
+        with pytest.raises(MessageBeyondLimits):
             log.append_batch(bad)
     assert log.append_batch(message(body, properties={"DELAY": "0", "DELAYED": "1"})).count == 1
     assert log.end == records_of(log)[-1].size
@@ -196,7 +196,7 @@ def test_a_run_is_refused_by_a_log_that_is_held(tmp_path: Path) -> None:
 def test_an_illegal_message_among_many_leaves_the_others_alone(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     outcomes = log.append_many([message(b"a"), message(topic="t" * 200), message(b"b")])
-    assert isinstance(outcomes[1], MessageIllegal)
+    assert isinstance(outcomes[1], MessageBeyondLimits)
     assert [record.body for record in records_of(log)] == [b"a", b"b"]
     assert isinstance(outcomes[2], Appended)
     assert outcomes[2].queue_offset == 1

@@ -18,14 +18,21 @@ from commitlog.kernel.records import decode
 from commitlog.log.log import CommitLog
 from commitlog.options import DELAY_LEVELS
 from commitlog.queues.consume_queue import ConsumeQueues
-from commitlog.upkeep.retention import Facts, Retention, Rules, choose, disk_full, parse_hours
+from commitlog.upkeep.retention import (
+    Retention,
+    RetentionFacts,
+    RetentionRules,
+    choose,
+    disk_full,
+    parse_hours,
+)
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import Clock, log_options, message, open_log
 from tests.support.waiting import wait_until
 
 HOUR_S = 3600.0
 NOW_S = 1_000_000.0
-RULES = Rules(hours=frozenset({4}), reserved_s=72 * HOUR_S, max_used_ratio=0.75, clean_forcibly=True)
+RULES = RetentionRules(hours=frozenset({4}), reserved_s=72 * HOUR_S, max_used_ratio=0.75, clean_forcibly=True)
 OLD, YOUNG = NOW_S - 72 * HOUR_S, NOW_S - 72 * HOUR_S + 1
 FOREVER = 1 << 62
 
@@ -51,12 +58,12 @@ FOREVER = 1 << 62
     ],
 )
 def test_which_segments_go(hour: int, used: float | None, modified: list[float], expected: int) -> None:
-    assert choose(Facts(NOW_S, hour, used, modified), RULES) == expected
+    assert choose(RetentionFacts(NOW_S, hour, used, modified), RULES) == expected
 
 
 def test_young_segments_stay_when_nothing_is_forced() -> None:
     gentle = dataclasses.replace(RULES, clean_forcibly=False)
-    assert choose(Facts(NOW_S, 3, 0.99, [OLD, YOUNG, YOUNG]), gentle) == 1
+    assert choose(RetentionFacts(NOW_S, 3, 0.99, [OLD, YOUNG, YOUNG]), gentle) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,9 +83,9 @@ def test_hours_are_parsed() -> None:
 
 
 def test_rules_come_from_the_options(tmp_path: Path) -> None:
-    assert Rules.of(log_options(tmp_path)) == RULES
-    assert Rules.of(log_options(tmp_path, disk_max_used_ratio=5)).max_used_ratio == 0.1
-    assert Rules.of(log_options(tmp_path, disk_max_used_ratio=100)).max_used_ratio == 0.95
+    assert RetentionRules.of(log_options(tmp_path)) == RULES
+    assert RetentionRules.of(log_options(tmp_path, disk_max_used_ratio=5)).max_used_ratio == 0.1
+    assert RetentionRules.of(log_options(tmp_path, disk_max_used_ratio=100)).max_used_ratio == 0.95
 
 
 class FakeDisk(FailingFiles):
@@ -237,8 +244,8 @@ def test_a_long_interval_does_not_delay_the_end(tmp_path: Path) -> None:
 
 
 def test_a_person_may_order_passes_at_any_hour() -> None:
-    assert choose(Facts(NOW_S, 3, 0.5, [OLD, OLD, YOUNG], ordered=True), RULES) == 2
-    assert choose(Facts(NOW_S, 3, 0.5, [YOUNG, YOUNG], ordered=True), RULES) == 0
+    assert choose(RetentionFacts(NOW_S, 3, 0.5, [OLD, OLD, YOUNG], ordered=True), RULES) == 2
+    assert choose(RetentionFacts(NOW_S, 3, 0.5, [YOUNG, YOUNG], ordered=True), RULES) == 0
 
 
 def test_space_kept_for_root_is_neither_used_nor_free(

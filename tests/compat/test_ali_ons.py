@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import SETTINGS, TOPIC, start_with_topic
 from tests.support.waiting import wait_until
@@ -101,7 +101,7 @@ def as_sent(found: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
 def test_it_sends_to_a_sync_master_and_consumes_from_master_and_slave(
     tmp_path: Path, node_path: Path
 ) -> None:
-    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, MQAdmin([pair.namesrv_addr]) as admin:
         start_with_topic(pair, admin)
         sent = [message(number) for number in range(COUNT)]
         answers = peer(node_path, pair, "send", TOPIC, lines=sent)

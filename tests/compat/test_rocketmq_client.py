@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from haservice.remoting.codes import RequestCode
 from tests.cluster.support import SETTINGS, TOPIC, is_caught_up, start_with_topic
@@ -70,7 +70,7 @@ def as_sent(found: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def test_it_sends_to_a_sync_master_and_reads_all_from_master_and_slave(tmp_path: Path) -> None:
-    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, MQAdmin([pair.namesrv_addr]) as admin:
         start_with_topic(pair, admin)
         sent = [message(number) for number in range(COUNT)]
         answers = peer(pair, "send", TOPIC, lines=sent)
@@ -90,7 +90,7 @@ def test_it_sends_to_a_sync_master_and_reads_all_from_master_and_slave(tmp_path:
 
 
 def test_a_topic_that_nobody_made_is_made_by_its_first_message_on_both(tmp_path: Path) -> None:
-    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, Admin([pair.namesrv_addr]) as admin:
+    with ScratchPair(tmp_path, "SYNC_MASTER", SETTINGS) as pair, MQAdmin([pair.namesrv_addr]) as admin:
         pair.start()
         wait_until(lambda: is_caught_up(pair, admin), "the slave is in sync")
         sent = [message(number) for number in range(20)]
@@ -102,5 +102,5 @@ def test_a_topic_that_nobody_made_is_made_by_its_first_message_on_both(tmp_path:
         assert as_sent(peer(pair, "pull", "Unheard_of")) == sent
 
 
-def topics_of(admin: Admin, addr: str) -> str:
+def topics_of(admin: MQAdmin, addr: str) -> str:
     return str(admin.call(addr, RequestCode.GET_ALL_TOPIC_CONFIG).body, "utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.kernel.records import Message, decode, decode_properties, encode_host
+from commitlog.kernel.records import NewMessage, decode, decode_properties, encode_host
 from commitlog.options import LogOptions
 from commitlog.store import Store
 
@@ -92,7 +92,7 @@ def test_indexes_rebuilt_from_a_stock_log_equal_the_stock_indexes(root: Path) ->
 
 def test_appending_goes_on_where_stock_left_off(store: Store) -> None:
     end, queue_offset = store.log.end, store.queues.get("T0", 0).max_offset
-    appended = store.log.append(Message("T0", 0, b"from here on", b"", born_host=STORE_HOST))
+    appended = store.log.append(NewMessage("T0", 0, b"from here on", b"", born_host=STORE_HOST))
     assert appended.physical_offset == end
     assert appended.queue_offset == queue_offset
     while store.dispatcher.step():

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import click
 import psutil
 
-from commitlog.kernel.records import Message, encode_host
+from commitlog.kernel.records import NewMessage, encode_host
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.devtools.bench_replication import private_mb
@@ -292,7 +292,7 @@ def fill(root: Path) -> int:
     """A store of nearly 2 GiB of 1 KiB messages in one file; where its log ends."""
     options = LogOptions(root=root, segment_bytes=SEGMENT_BYTES)
     store = Store.open(options, store_host=encode_host("127.0.0.1", 10911))
-    message = Message(TOPIC, 0, b"x" * 1024, b"")
+    message = NewMessage(TOPIC, 0, b"x" * 1024, b"")
     limit = SEGMENT_BYTES - (8 << 20)
     with click.progressbar(length=limit, label="filling a log", width=30) as bar:
         while store.log.end < limit:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from haservice.client.admin import PULL_WITH_SUBSCRIPTION
 from haservice.client.message import decode_all
-from haservice.client.raw_sends import Outgoing, Queue, send_all
+from haservice.client.raw_sends import RawMessage, SendQueue, send_all
 from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData, TopicRouteData
 from haservice.remoting.client import RemotingClient, expect
@@ -44,11 +44,11 @@ END_S = 10.0
 def send(addr: str, topic: str, queues: int, bodies: Iterable[bytes]) -> Counter[str]:
     """Sends to the master at `addr`, over its queues in turn, 32 in flight; how many had which status."""
 
-    async def outgoing() -> AsyncIterator[Outgoing]:
+    async def outgoing() -> AsyncIterator[RawMessage]:
         for body in bodies:
-            yield Outgoing(body, {"KEYS": body[:20].decode(), "TAGS": "ours"})
+            yield RawMessage(body, {"KEYS": body[:20].decode(), "TAGS": "ours"})
 
-    targets = [Queue("", addr, number) for number in range(queues)]
+    targets = [SendQueue("", addr, number) for number in range(queues)]
     return asyncio.run(send_all(topic, targets, outgoing(), lambda sent: None, 32)).statuses
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.errors import AnswerError, HAServiceError
 from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.interop import our_client
@@ -24,7 +24,7 @@ class MixedPair:
         self,
         directory: Path,
         start: Callable[..., None],
-        admin: Callable[[str], Admin],
+        admin: Callable[[str], MQAdmin],
         *,
         kinds: tuple[Kind, Kind, Kind],
         role: str = "SYNC_MASTER",
@@ -117,7 +117,7 @@ def mixed_pairs(directory: Path) -> Iterator[Callable[..., MixedPair]]:
     with contextlib.ExitStack() as stack:
         start = stack.enter_context(servers())
 
-        def admin(namesrv: str) -> Admin:
-            return stack.enter_context(Admin([namesrv]))
+        def admin(namesrv: str) -> MQAdmin:
+            return stack.enter_context(MQAdmin([namesrv]))
 
         yield lambda **arguments: MixedPair(directory, start, admin, **arguments)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.remoting.bodies.clients import (
     ConsumerOffsetWrapper,
     SubscriptionGroupWrapper,
@@ -52,7 +52,7 @@ class Hands:
     """One store, the broker that has it now, and what was ever sent to it."""
 
     def __init__(
-        self, directory: Path, namesrv: Nameserver, start: Callable[..., None], admin: Admin
+        self, directory: Path, namesrv: Nameserver, start: Callable[..., None], admin: MQAdmin
     ) -> None:
         self._directory = directory
         self._namesrv = namesrv
@@ -118,7 +118,7 @@ def hands(stock_jars: Path, tmp_path: Path) -> Iterator[Hands]:
     with servers() as start:
         namesrv = nameserver("ours", tmp_path)
         start(namesrv)
-        with Admin([namesrv.addr]) as admin:
+        with MQAdmin([namesrv.addr]) as admin:
             yield Hands(tmp_path, namesrv, start, admin)
 
 

@@ -4,15 +4,15 @@ import pytest
 
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import SETTLED_S, KnownEpoch
-from haservice.nameserver.registration import Master, Registered, Registration
+from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
 from haservice.nameserver.routes import RouteTable
-from haservice.nameserver.topic_queues import Queues
+from haservice.nameserver.topic_queues import QueuesOfTopic
 from haservice.remoting.bodies.clients import DataVersion
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
 V2 = DataVersion(timestamp=1_700_000_000_500, counter=2)
-FOUR = Queues(read=4, write=4, perm=6, sys_flag=0)
-EIGHT = Queues(read=8, write=8, perm=6, sys_flag=0)
+FOUR = QueuesOfTopic(read=4, write=4, perm=6, sys_flag=0)
+EIGHT = QueuesOfTopic(read=8, write=8, perm=6, sys_flag=0)
 MASTER = "10.0.0.1:10911"
 SLAVE = "10.0.0.2:10911"
 
@@ -40,20 +40,20 @@ def master(
     name: str = "broker-a",
     cluster: str = "C",
     version: DataVersion | None = V1,
-    **topics: Queues,
-) -> Registration:
+    **topics: QueuesOfTopic,
+) -> BrokerAnnouncement:
     ha = addr.replace(":10911", ":10912")
-    return Registration(cluster, name, 0, addr, ha, version, topics or {"T": FOUR})
+    return BrokerAnnouncement(cluster, name, 0, addr, ha, version, topics or {"T": FOUR})
 
 
 def slave(
-    addr: str = SLAVE, broker_id: int = 1, version: DataVersion | None = V1, **topics: Queues
-) -> Registration:
+    addr: str = SLAVE, broker_id: int = 1, version: DataVersion | None = V1, **topics: QueuesOfTopic
+) -> BrokerAnnouncement:
     ha = addr.replace(":10911", ":10912")
-    return Registration("C", "broker-a", broker_id, addr, ha, version, topics or {"T": FOUR})
+    return BrokerAnnouncement("C", "broker-a", broker_id, addr, ha, version, topics or {"T": FOUR})
 
 
-def settle(table: RouteTable, clock: Clock, told: Registration, channel: str) -> None:
+def settle(table: RouteTable, clock: Clock, told: BrokerAnnouncement, channel: str) -> None:
     """The master of an epoch that stands for a minute, and that nobody speaks against."""
     table.register(told, channel)
     clock.now += SETTLED_S
@@ -322,7 +322,7 @@ def test_a_hostile_registrar_is_bounded(clock: Clock) -> None:
         master()._replace(filter_servers=["f"] * 101),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(table: RouteTable, told: Registration) -> None:
+def test_what_cannot_be_is_refused_and_changes_nothing(table: RouteTable, told: BrokerAnnouncement) -> None:
     with pytest.raises(RequestError):
         table.register(told, "x")
     assert table.clusters() == {}
@@ -442,7 +442,7 @@ def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, 
 
 def test_a_topic_of_more_queues_than_a_client_can_hold_is_refused(table: RouteTable) -> None:
     with pytest.raises(RequestError, match=r"topic 'T' has .* queues"):
-        table.register(master(T=Queues(2**31 - 1, 4, 6, 0)), "a")
+        table.register(master(T=QueuesOfTopic(2**31 - 1, 4, 6, 0)), "a")
     assert addrs(table) == {}
 
 
@@ -471,7 +471,7 @@ def test_epochs_are_remembered_of_a_bounded_number_of_names(clock: Clock) -> Non
 STRANGER = "10.6.6.6:1"
 
 
-def a_stranger(epoch: int | None = 2000, addr: str = STRANGER) -> Registration:
+def a_stranger(epoch: int | None = 2000, addr: str = STRANGER) -> BrokerAnnouncement:
     return master(addr)._replace(epoch=epoch, cluster="X")
 
 

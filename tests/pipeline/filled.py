@@ -9,7 +9,7 @@ from typing import Any
 
 from commitlog.dispatch.dispatcher import SCHEDULE_TOPIC
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
-from commitlog.kernel.records import Message, StoredMessage
+from commitlog.kernel.records import NewMessage, StoredMessage
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from tests.support.messages import BORN_MS, STORE_HOST, Clock, log_options, message, records_of
@@ -45,7 +45,7 @@ def close(store: Store) -> list[StoredMessage]:
     return records
 
 
-def any_message(rng: random.Random, number: int) -> Message:
+def any_message(rng: random.Random, number: int) -> NewMessage:
     """One of all kinds: tags, several keys, other alphabets, delays, transactions."""
     properties = {
         "UNIQ_KEY": f"AC110001000018B4AAC2{number:012X}",

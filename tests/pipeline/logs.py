@@ -18,7 +18,7 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
-from commitlog.kernel.records import Message, decode, encode, encode_host, stamp
+from commitlog.kernel.records import NewMessage, decode, encode, encode_host, stamp
 from tests.support.messages import BORN_HOST, BORN_MS, STORE_HOST, STORE_MS
 
 V6_HOST = encode_host("2001:db8::7", 40_123)
@@ -29,7 +29,7 @@ Make = Callable[[int], bytes]
 
 
 def record(
-    message: Message, *, store_host: bytes = STORE_HOST, queue_offset: int = 0, stored_ms: int = 0
+    message: NewMessage, *, store_host: bytes = STORE_HOST, queue_offset: int = 0, stored_ms: int = 0
 ) -> Make:
     """The record of a message."""
 
@@ -41,7 +41,7 @@ def record(
     return make
 
 
-def wide(message: Message) -> Make:
+def wide(message: NewMessage) -> Make:
     """The same as brokers from 5.1 on may write it: two bytes for the topic's size, and another magic."""
 
     def make(offset: int) -> bytes:
@@ -59,7 +59,7 @@ def forgery(body_before: int, inner: Make, body_behind: int = 0) -> Make:
 
     def make(offset: int) -> bytes:
         body = bytes(body_before) + inner(offset + 88 + body_before) + bytes(body_behind)
-        return record(Message("outer", 0, body))(offset)
+        return record(NewMessage("outer", 0, body))(offset)
 
     return make
 
@@ -101,7 +101,7 @@ def _write(directory: Path, start: int, data: bytes, size: int) -> None:
         file.truncate(size)
 
 
-def any_message(rng: random.Random, number: int = 0) -> tuple[Message, bytes]:
+def any_message(rng: random.Random, number: int = 0) -> tuple[NewMessage, bytes]:
     """A message of any kind, and a host to store it."""
     properties = b"\x02".join(
         rng.choice(
@@ -121,7 +121,7 @@ def any_message(rng: random.Random, number: int = 0) -> tuple[Message, bytes]:
         )
         for _ in range(rng.randrange(6))
     )
-    message = Message(
+    message = NewMessage(
         rng.choice(("Orders", "%RETRY%group", "T" * 127, "x")),
         rng.randrange(-1, 9),
         rng.choice((b"", b"x", rng.randbytes(rng.randrange(300)))),

@@ -96,11 +96,11 @@ Archive = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def archive(spark: SparkSession) -> Archive:
-    from haservice.pipeline.hadoop_files import Place
+    from haservice.pipeline.hadoop_files import HadoopDirectory
     from haservice.pipeline.jobs.archive import archive as run
     from haservice.pipeline.sources.store_view import StoreView
 
-    def once(root: Path, dest: Path, place: type[Place] = Place, **asked: Any) -> Any:
+    def once(root: Path, dest: Path, place: type[HadoopDirectory] = HadoopDirectory, **asked: Any) -> Any:
         small = {"slice_bytes": SEGMENT_BYTES, "merged_files_min": 2}
         return run(spark, StoreView(root), place(spark, str(dest)), **{**small, **asked})
 
@@ -211,13 +211,13 @@ class Killed(BaseException):
 def test_killed_before_or_after_any_change_of_files_the_next_run_makes_it_good(
     archive: Archive, tmp_path: Path
 ) -> None:
-    from haservice.pipeline.hadoop_files import Place
+    from haservice.pipeline.hadoop_files import HadoopDirectory
 
     root = tmp_path / "a"
     records = fill(root, 150)
     wanted = Counter(map(row_of, records))
 
-    class Counting(Place):
+    class Counting(HadoopDirectory):
         """Dies before a change, when `left` were made."""
 
         left = 1 << 30

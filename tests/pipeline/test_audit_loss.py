@@ -86,10 +86,10 @@ Audit = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def audit(spark: SparkSession) -> Audit:
-    from haservice.pipeline.jobs.audit_loss import Asked
+    from haservice.pipeline.jobs.audit_loss import AuditLossOptions
     from haservice.pipeline.jobs.audit_loss import audit as run
 
-    return lambda root, **asked: run(spark, str(root), Asked(**asked))
+    return lambda root, **asked: run(spark, str(root), AuditLossOptions(**asked))
 
 
 def test_each_lie_of_a_ledger_is_named(

@@ -33,10 +33,10 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[StoredM
 
 @pytest.fixture(scope="module")
 def audit(spark: SparkSession) -> Audit:
-    from haservice.pipeline.jobs.audit_replicas import Asked
+    from haservice.pipeline.jobs.audit_replicas import AuditReplicasOptions
     from haservice.pipeline.jobs.audit_replicas import audit as run
 
-    asked = Asked(index_slots=61, index_entries=97)
+    asked = AuditReplicasOptions(index_slots=61, index_entries=97)
     return lambda *roots, **more: run(spark, [str(root) for root in roots], replace(asked, **more))
 
 

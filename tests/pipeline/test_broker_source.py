@@ -18,7 +18,7 @@ from haservice.configuration.security_settings import AclConfig
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import ConfigError, HAServiceError
 from haservice.pipeline.sources import queue_reading
-from haservice.pipeline.sources.broker_queues import Queue, limited, merged, missing, tree_of
+from haservice.pipeline.sources.broker_queues import SourceQueue, limited, merged, missing, tree_of
 from haservice.pipeline.sources.broker_source import BrokerReader, BrokerSource, BrokerStreamReader
 from haservice.pipeline.sources.brokers import BrokerRefused
 from haservice.pipeline.sources.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
@@ -349,7 +349,7 @@ def test_a_broker_with_access_control_is_read_with_the_keys_of_a_file(
 
 # ---- a stream's offsets
 
-Q0, Q1, Q2 = (Queue("T", "broker-a", number, ("a:1",)) for number in range(3))
+Q0, Q1, Q2 = (SourceQueue("T", "broker-a", number, ("a:1",)) for number in range(3))
 
 
 def test_a_limit_is_shared_by_what_there_is_and_nobody_waits_for_ever() -> None:

@@ -25,7 +25,7 @@ pytest.importorskip("pyspark")
 from commitlog.errors import CorruptRecord
 from commitlog.kernel.layout import SYS_COMPRESSED
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     StoredMessage,
     decode,
     decode_host,
@@ -33,9 +33,9 @@ from commitlog.kernel.records import (
     parse_head,
 )
 from haservice.pipeline.decode import columns, counting, scan
-from haservice.pipeline.decode.bulk import Records, Window, sound_run
+from haservice.pipeline.decode.bulk import LogWindow, Records, sound_run
 from haservice.pipeline.decode.columns import record_batch
-from haservice.pipeline.decode.counting import Tally, counted, counted_columns, tallied
+from haservice.pipeline.decode.counting import TopicTally, counted, counted_columns, tallied
 from haservice.pipeline.decode.scan import Damage, edge, judge, pieces, runs, whole_end
 from haservice.pipeline.decode.schema import ARROW_SCHEMA, CORRUPT
 from haservice.pipeline.decode.texts import coded
@@ -108,7 +108,7 @@ def test_rows_are_those_of_the_records_decoded_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
     start = rng.choice((0, 1 << 33))
     data = laid_out([any_record(rng, number) for number in range(rng.randrange(1, 200))], start)
-    window = Window(data, start, len(data) + 100)
+    window = LogWindow(data, start, len(data) + 100)
     records = sound_run(window)
     assert int(records.sizes.sum()) == len(data)
     alone = [decode(data, place) for place in records.places.tolist()]
@@ -119,7 +119,7 @@ def test_a_clock_beyond_the_calendar_gives_no_time() -> None:
     data = laid_out(
         [record(message(born_timestamp_ms=1 << 62)), record(message(born_timestamp_ms=-(1 << 62)))]
     )
-    window = Window(data, 0, len(data))
+    window = LogWindow(data, 0, len(data))
     assert [one["bornTimestamp"] for one in rows(sound_run(window))] == [None, None]
 
 
@@ -132,7 +132,7 @@ def test_only_the_columns_that_are_asked_for_are_built(monkeypatch: pytest.Monke
     for name in set(columns.BUILDERS) - {"topic", "queueId"}:
         monkeypatch.setitem(columns.BUILDERS, name, never)
     data = laid_out([record(message())] * 3)
-    window = Window(data, 0, len(data))
+    window = LogWindow(data, 0, len(data))
     names = ["queueId", "topic"]
     asked = record_batch(sound_run(window), pa.schema([ARROW_SCHEMA.field(n) for n in names]))
     assert asked.to_pydict() == {"queueId": [3, 3, 3], "topic": ["TopicTest"] * 3}
@@ -152,7 +152,7 @@ def test_what_decode_refuses_is_not_sound_and_nothing_else(seed: int) -> None:
             expected = head is not None and head.physical_offset == 0
         except CorruptRecord:
             expected = False
-        window = Window(data, 0, len(data))
+        window = LogWindow(data, 0, len(data))
         found = sound_run(window)
         assert (len(found) > 0) == expected, place
         if expected:
@@ -162,9 +162,9 @@ def test_what_decode_refuses_is_not_sound_and_nothing_else(seed: int) -> None:
 @pytest.mark.parametrize("flags", [0x10, 0x20, 0x30])
 def test_a_short_last_record_whose_flags_turned_to_ipv6_is_damaged(flags: int) -> None:
     """Its head would be longer than the record, and than the window."""
-    short = record(Message("t", 0, b"", b""))
+    short = record(NewMessage("t", 0, b"", b""))
     data = laid_out([record(message()), damaged(short, 39, flags)])
-    assert len(sound_run(Window(data, 0, len(data)))) == 1
+    assert len(sound_run(LogWindow(data, 0, len(data)))) == 1
 
 
 def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_told() -> None:
@@ -176,7 +176,7 @@ def test_compressed_bodies_are_unpacked_on_demand_and_those_that_cannot_be_are_t
         message(b"no zlib", sys_flag=SYS_COMPRESSED),
     ]
     data = laid_out([record(one) for one in sent])
-    window = Window(data, 0, len(data))
+    window = LogWindow(data, 0, len(data))
     records = sound_run(window)
     stored = record_batch(records, ARROW_SCHEMA).to_pydict()
     assert stored["body"] == [bytes(one.body) for one in sent]
@@ -192,7 +192,7 @@ def test_a_body_that_unpacks_to_more_than_the_bound_stays_packed(monkeypatch: py
     monkeypatch.setattr(columns, "UNPACKED_BYTES_MAX", 1000)
     packed = zlib.compress(bytes(5000))
     data = laid_out([record(message(packed, sys_flag=SYS_COMPRESSED))])
-    window = Window(data, 0, len(data))
+    window = LogWindow(data, 0, len(data))
     found = record_batch(sound_run(window), ARROW_SCHEMA, decompress=True).to_pydict()
     assert found["body"] == [packed]
     assert "1000 bytes" in found[CORRUPT][0]
@@ -245,7 +245,7 @@ def test_counts_by_many_values_of_many_keys(monkeypatch: pytest.MonkeyPatch, tab
     rng = random.Random(table_max)
     data = laid_out([any_record(rng, number) for number in range(300)])
     keys = ["queueId", "tags", "topic", "keys"]
-    window = Window(data, 0, len(data))
+    window = LogWindow(data, 0, len(data))
     records = sound_run(window)
     halves = np.arange(len(records)) < 150
     batches = [record_batch(records.where(one), counted_columns(keys)) for one in (halves, ~halves)]
@@ -264,13 +264,13 @@ def test_a_tally_is_what_the_records_are_by_topic(monkeypatch: pytest.MonkeyPatc
     data = laid_out([any_record(rng, number) for number in range(200)], 1 << 33)
     until = len(data) // 2
     expected: dict[tuple[object, ...], list[int]] = {}
-    for one in rows(sound_run(Window(data, 1 << 33, len(data)), until)):
+    for one in rows(sound_run(LogWindow(data, 1 << 33, len(data)), until)):
         add(expected, (one["topic"],), (1, len(one["body"]), one["storeSize"]))  # type: ignore[arg-type]
     found: dict[tuple[object, ...], list[int]] = {}
     place = tallies = 0
     while place < until:
-        tally = tallied(Window(data[place:], (1 << 33) + place, len(data) - place), until - place)
-        assert isinstance(tally, Tally)
+        tally = tallied(LogWindow(data[place:], (1 << 33) + place, len(data) - place), until - place)
+        assert isinstance(tally, TopicTally)
         assert 0 < len(tally.topics) <= topics_max
         for topic, sums in tally.groups():
             add(found, topic, sums)
@@ -295,7 +295,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plain(body_bytes: int, **fields: int) -> Make:
-    return record(Message("plain", 1, bytes(body_bytes)), **fields)
+    return record(NewMessage("plain", 1, bytes(body_bytes)), **fields)
 
 
 @st.composite
@@ -318,7 +318,7 @@ def cut_off(inner: Make, cut: int) -> Make:
     """A record whose body ends with the begin of another, which would reach into what follows."""
 
     def make(offset: int) -> bytes:
-        return record(Message("cut", 0, inner(offset + 88)[:-cut]))(offset)
+        return record(NewMessage("cut", 0, inner(offset + 88)[:-cut]))(offset)
 
     return make
 
@@ -336,7 +336,7 @@ def counted_by(log: OpenSegment, begin: int, end: int, limit: int, window_bytes:
     for piece in runs(log, begin, end, limit, window_bytes, tallied):
         if isinstance(piece, Damage):
             yield piece
-        elif isinstance(piece, Tally):
+        elif isinstance(piece, TopicTally):
             yield from (topic for (topic,), (count, *_) in piece.groups() for _ in range(count))
         else:
             yield from piece.topics.strings().to_pylist()

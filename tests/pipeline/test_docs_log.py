@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from haservice.pipeline import session
 from haservice.pipeline.decode.schema import NAMES
-from haservice.pipeline.sources.options import LogOptions
+from haservice.pipeline.sources.options import LogSourceOptions
 from tests.pipeline.filled import fill
 
 if TYPE_CHECKING:
@@ -54,5 +54,5 @@ def test_the_tables_name_every_column_and_every_option() -> None:
             r"`(\w+)`", "".join(line.split("|")[1] for line in options.splitlines() if line.startswith("| `"))
         )
     )
-    known = {field.metadata["key"] for field in LogOptions.__dataclass_fields__.values()}
+    known = {field.metadata["key"] for field in LogSourceOptions.__dataclass_fields__.values()}
     assert named == known - {"path", "paths", "maxOffsetsPerTrigger"}

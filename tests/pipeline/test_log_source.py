@@ -33,12 +33,12 @@ from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from haservice.errors import ConfigError
 from haservice.pipeline.decode import reading
-from haservice.pipeline.decode.by_queue import QueueRange
+from haservice.pipeline.decode.by_queue import EntryRange
 from haservice.pipeline.decode.reading import DamagedLog
 from haservice.pipeline.decode.schema import CORRUPT, NAMES, SPARK_SCHEMA, spark_schema
 from haservice.pipeline.sources import log_source
 from haservice.pipeline.sources.log_source import LogReader, LogSource
-from haservice.pipeline.sources.options import LogOptions, read_options
+from haservice.pipeline.sources.options import LogSourceOptions, read_options
 from haservice.pipeline.sources.store_view import SegmentGone, StoreView
 from tests.pipeline.filled import SEGMENT_BYTES, close, fill, flip, options
 from tests.support.messages import STORE_HOST, Clock, message
@@ -65,7 +65,7 @@ def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reader(path: object, columns: Iterable[str] = NAMES, **given: object) -> LogReader:
     texts = {"path": str(path), **{name: str(value) for name, value in given.items()}}
-    return LogReader(read_options(LogOptions, "rocketmq-log", texts), spark_schema(list(columns)))
+    return LogReader(read_options(LogSourceOptions, "rocketmq-log", texts), spark_schema(list(columns)))
 
 
 def rows(source: LogReader) -> list[dict[str, Any]]:
@@ -454,7 +454,7 @@ def test_a_rare_topic_is_found_by_its_queues_and_the_log_behind_them(
 
     source = reader(root, topic="rare")
     parts = source.partitions()
-    assert any(isinstance(part, QueueRange) for part in parts)
+    assert any(isinstance(part, EntryRange) for part in parts)
     monkeypatch.setattr(reading.OpenSegment, "read", counted)
     assert offsets(source) == expected
     by_queues = sum(read)
@@ -480,7 +480,7 @@ def test_after_a_crash_queues_are_not_believed(
 ) -> None:
     root = shutil.copytree(rare[0], tmp_path / "store")
     (root / "abort").touch()
-    assert not any(isinstance(part, QueueRange) for part in reader(root, topic="rare").partitions())
+    assert not any(isinstance(part, EntryRange) for part in reader(root, topic="rare").partitions())
 
 
 def test_damage_where_a_queue_points_is_told(rare: tuple[Path, list[StoredMessage]], tmp_path: Path) -> None:
@@ -489,7 +489,7 @@ def test_damage_where_a_queue_points_is_told(rare: tuple[Path, list[StoredMessag
     hurt = next(record for record in records if record.topic == "rare")
     flip(root, hurt.physical_offset + 4, 1 << 16)
     source = reader(root, topic="rare")
-    assert any(isinstance(part, QueueRange) for part in source.partitions())
+    assert any(isinstance(part, EntryRange) for part in source.partitions())
     (row,) = [row for row in rows(source) if row[CORRUPT] is not None]
     assert row["physicalOffset"] == hurt.physical_offset
     with pytest.raises(DamagedLog, match=f"record at {hurt.physical_offset}"):

@@ -25,7 +25,7 @@ from haservice.pipeline.decode.schema import CORRUPT, spark_schema
 from haservice.pipeline.sources import log_source
 from haservice.pipeline.sources.log_offsets import place_of
 from haservice.pipeline.sources.log_source import DataLoss, LogSource, LogStreamReader, Offsets
-from haservice.pipeline.sources.options import LogOptions, read_options
+from haservice.pipeline.sources.options import LogSourceOptions, read_options
 from haservice.pipeline.sources.store_view import StoreView
 from tests.pipeline.filled import any_message, flip, options
 from tests.pipeline.logs import record, write_log
@@ -70,7 +70,7 @@ def append(store: Store, count: int, seed: int = 1) -> None:
 
 def reader(path: object, **given: object) -> LogStreamReader:
     texts = {"path": str(path), **{name: str(value) for name, value in given.items()}}
-    return LogStreamReader(read_options(LogOptions, "rocketmq-log", texts), spark_schema(COLUMNS))
+    return LogStreamReader(read_options(LogSourceOptions, "rocketmq-log", texts), spark_schema(COLUMNS))
 
 
 def rows(stream: LogStreamReader, start: Offsets, end: Offsets) -> list[dict[str, Any]]:

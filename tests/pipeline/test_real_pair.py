@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
-from haservice.client.raw_sends import IN_FLIGHT, STORED, Outgoing, Queue, Sent, send_all
+from haservice.admin.calls import MQAdmin
+from haservice.client.raw_sends import IN_FLIGHT, STORED, RawMessage, SendQueue, Sent, send_all
 from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import QUEUES, TOPIC, start_with_topic, wait_caught_up
 from tests.pipeline.filled import derived_files, flip
@@ -60,17 +60,17 @@ class Producer:
         self._sent_ms: dict[bytes, int] = {}
 
     def run(self) -> None:
-        queues = [Queue("broker-a", self._pair.master_addr, number) for number in range(QUEUES)]
+        queues = [SendQueue("broker-a", self._pair.master_addr, number) for number in range(QUEUES)]
         asyncio.run(send_all(TOPIC, queues, self._messages(), self._answered))
 
-    async def _messages(self) -> AsyncIterator[Outgoing]:
+    async def _messages(self) -> AsyncIterator[RawMessage]:
         rng = random.Random(MIB)
         noise = rng.randbytes(1 << 20)
         for number in range(MESSAGES):
             at = rng.randrange(len(noise) - BODY_BYTES_MAX)
             body = b"%08d" % number + noise[at : at + rng.randrange(BODY_BYTES_MAX)]
             self._sent_ms[body[:8]] = wall_clock_ms()
-            yield Outgoing(body, {"UNIQ_KEY": f"{number:032X}", "KEYS": f"order-{number % 1000}"})
+            yield RawMessage(body, {"UNIQ_KEY": f"{number:032X}", "KEYS": f"order-{number % 1000}"})
 
     def _answered(self, sent: Sent) -> None:
         assert sent.status in STORED, sent
@@ -88,7 +88,7 @@ class Producer:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     settings = {"mappedFileSizeCommitLog": str(SEGMENT_BYTES), **INDEX}
     with ScratchPair(tmp_path_factory.mktemp("pair"), settings=settings) as running:
-        with Admin([running.namesrv_addr]) as admin:
+        with MQAdmin([running.namesrv_addr]) as admin:
             start_with_topic(running, admin)
             producer = Producer(running)
             producer.run()

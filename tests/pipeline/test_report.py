@@ -9,9 +9,9 @@ from pathlib import Path
 from haservice.pipeline.jobs import report as module
 from haservice.pipeline.jobs.report import (
     PAGE_ROWS_MAX,
+    PageSection,
     Report,
-    Section,
-    Table,
+    ReportTable,
     bars_plot,
     histogram_plot,
     lines_plot,
@@ -43,14 +43,14 @@ def example(findings: int = 3) -> Report:
         histogram_plot([1, 2, 3], [5, 6], xlabel="ms", marks={"p99": 2.5}),
         strips_plot({"a": [(0, 5, "#000000")]}, xlabel="MiB", legend={"equal": "#000000"}),
     ]
-    table = Table(("name", "count"), [("<a&b>", 1_234_567), ("fine", 0)], judged=("count",))
+    table = ReportTable(("name", "count"), [("<a&b>", 1_234_567), ("fine", 0)], judged=("count",))
     return Report(
         job="audit-loss",
         title="Of <Orders>",
         verdict="3 are missing.",
         findings=findings,
         figures={"lines": 5_000, "share": 0.25},
-        sections=[Section("What", "First.\n\nSecond.", table, plots)],
+        sections=[PageSection("What", "First.\n\nSecond.", table, plots)],
         data={"counts": {"missing": 3}},
         made_ms=1_700_000_000_000,
     )
@@ -74,8 +74,8 @@ def test_json_and_page_say_the_same_and_load_nothing(tmp_path: Path) -> None:
 
 
 def test_a_long_table_is_cut_on_the_page_and_says_so() -> None:
-    table = Table(("n",), [(f"row {n}",) for n in range(PAGE_ROWS_MAX + 7)])
-    page = Report("job", "t", "v", 0, sections=[Section("s", table=table)]).as_html()
+    table = ReportTable(("n",), [(f"row {n}",) for n in range(PAGE_ROWS_MAX + 7)])
+    page = Report("job", "t", "v", 0, sections=[PageSection("s", table=table)]).as_html()
     assert f"row {PAGE_ROWS_MAX - 1}<" in page
     assert f"row {PAGE_ROWS_MAX}<" not in page
     assert "7 more" in page

@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 
 from commitlog.disk.store_lock import boot_id
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.store import Store
 from haservice.pipeline.sources.store_view import ENTRY, SegmentGone, StoreView
 from tests.pipeline.logs import damaged, record, write_log
@@ -207,7 +207,7 @@ def test_a_segment_that_retention_took_meanwhile_is_named(tmp_path: Path) -> Non
 
 
 def test_a_torn_tail_is_told(tmp_path: Path) -> None:
-    records = [record(Message("t", 0, bytes(50)))] * 3
+    records = [record(NewMessage("t", 0, bytes(50)))] * 3
     placed = write_log(tmp_path, [*records, damaged(records[0], 0)], 4096)
     *_, whole, torn = sorted(placed)
     end, damage = StoreView(tmp_path).readable()
@@ -230,7 +230,7 @@ sys.stdin.read()
 
 def test_a_broker_that_holds_the_lock_is_seen_and_not_disturbed(tmp_path: Path) -> None:
     """While it runs, bytes behind the end are those that it is writing."""
-    records = [record(Message("t", 0, bytes(50)))] * 3
+    records = [record(NewMessage("t", 0, bytes(50)))] * 3
     write_log(tmp_path, [*records, damaged(records[0], 0)], 4096)
     lock = tmp_path / "lock"
     lock.write_bytes(b"lock")

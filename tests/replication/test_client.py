@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from commitlog.errors import LogNotWritable
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import CommitLog
 from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.dial import parse_address
@@ -219,7 +219,7 @@ def test_a_master_that_does_not_go_on_with_a_record_is_refused(tmp_path: Path) -
             end.reports_to(source.end)
 
 
-def records(*sizes: int) -> list[Message]:
+def records(*sizes: int) -> list[NewMessage]:
     return [message(size) for size in sizes]
 
 

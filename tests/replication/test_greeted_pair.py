@@ -29,7 +29,7 @@ from haservice.replication.slave.dial import dial
 from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.status import MasterLinkStatus
-from haservice.replication.wire.greeting import Facts, MasterGreeting, Outcome, SlaveGreeting
+from haservice.replication.wire.greeting import Facts, GreetingOutcome, MasterGreeting, SlaveGreeting
 from haservice.replication.wire.hello import (
     HELLO_BYTES_MAX,
     HELLO_OFFSET,
@@ -70,7 +70,7 @@ class Broker:
         self.store = LogStore(self.log, root / f"{name}-cut")
         self.facts = Facts("Cluster", "broker-a", f"{name}:10911")
         self.ahead: list[SlaveHello] = []
-        self.heard: list[Outcome] = []
+        self.heard: list[GreetingOutcome] = []
 
     @property
     def id(self) -> str:
@@ -355,7 +355,7 @@ def test_a_slave_that_knows_a_newer_epoch_does_not_follow_and_the_master_hears_i
     b.lineage.begin(Epoch(5, a.log.end, "another"))
     a.write(100)
     with a.leads() as ha, b.follows(ha.port) as replica:
-        wait_until(lambda: Outcome.OLD_MASTER in a.heard)
+        wait_until(lambda: GreetingOutcome.OLD_MASTER in a.heard)
         wait_until(lambda: "epoch 5" in link(replica).last_error)
         assert not ha.status().in_sync_slaves
     assert b.log.end < a.log.end
@@ -402,7 +402,7 @@ def test_links_that_are_cut_again_and_again_greet_each_time(a: Broker, b: Broker
             relay.cut()
         level(a, b)
     assert len(a.heard) >= 10
-    assert set(a.heard) == {Outcome.ACCEPTED}
+    assert set(a.heard) == {GreetingOutcome.ACCEPTED}
 
 
 @patient
@@ -413,7 +413,7 @@ def test_a_greeting_in_slices(a: Broker, b: Broker, slice_bytes: int) -> None:
         relay.slice_bytes = lambda: slice_bytes
         with b.follows(relay.port):
             level(a, b)
-    assert a.heard == [Outcome.ACCEPTED]
+    assert a.heard == [GreetingOutcome.ACCEPTED]
 
 
 # -- what the master writes down --------------------------------------------------------------------

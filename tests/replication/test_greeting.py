@@ -10,11 +10,11 @@ from commitlog.errors import CorruptRecord, OffsetNotFound
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, Step
 from haservice.replication.wire.greeting import (
-    Answer,
     Facts,
+    GreetingAnswer,
+    GreetingOutcome,
     GreetingRefused,
     MasterGreeting,
-    Outcome,
     SlaveGreeting,
 )
 from haservice.replication.wire.hello import (
@@ -96,7 +96,7 @@ def hello_in(block: bytes) -> bytes:
     return reader.hello
 
 
-def greet(master: MasterGreeting, slave: SlaveGreeting) -> Answer:
+def greet(master: MasterGreeting, slave: SlaveGreeting) -> GreetingAnswer:
     """All of it; the slave's settle() is for the caller."""
     assert slave.call() == REPORT.pack(-1)
     return master.answer(hello_in(slave.on_hello(body_of(master.hello()))))
@@ -111,7 +111,7 @@ def test_an_epoch_that_begins_amid_a_greeting_is_not_missed() -> None:
     hello = hello_in(slave.on_hello(body_of(master.hello())))
     said.append(epochs((1, 0, "a"), (2, 100, "a")))
     answer = master.answer(hello)
-    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
+    assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, True)
     assert "new epoch" in answer.verdict.reason
 
 
@@ -122,7 +122,7 @@ def test_a_slave_that_is_behind_goes_on(size: int, step: Step) -> None:
     log = Log(bytes_of(300_000))
     slave = slave_of(Log(log.data[:size]))
     answer = greet(master_of(log), slave)
-    assert answer.outcome is Outcome.ACCEPTED
+    assert answer.outcome is GreetingOutcome.ACCEPTED
     assert (answer.slave.position, answer.slave.digest_bytes) == (size, min(size, DIGEST_BYTES))
     plan = slave.on_verdict(body_of(answer.encoded))
     assert (plan.step, plan.position, plan.lost_bytes) == (step, size, 0)
@@ -151,9 +151,9 @@ def test_logs_that_are_older_than_lineage_are_compared_by_their_bytes() -> None:
     log = Log(bytes_of(9000))
     alike, other = slave_of(Log(bytes_of(7000)), Lineage()), slave_of(Log(bytes_of(7000, 2)), Lineage())
     lineage = epochs((0, 0, ""), (1, 9000, "a"))
-    assert greet(master_of(log, lineage), alike).outcome is Outcome.ACCEPTED
+    assert greet(master_of(log, lineage), alike).outcome is GreetingOutcome.ACCEPTED
     answer = greet(master_of(log, lineage), other)
-    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
+    assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match="not the same in both logs"):
         other.on_verdict(body_of(answer.encoded))
 
@@ -161,7 +161,7 @@ def test_logs_that_are_older_than_lineage_are_compared_by_their_bytes() -> None:
 def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:
     slave = slave_of(Log(bytes_of(1500)))
     answer = greet(master_of(Log(bytes_of(1000))), slave)
-    assert answer.outcome is Outcome.AHEAD
+    assert answer.outcome is GreetingOutcome.AHEAD
     assert (answer.slave.position, answer.slave.digest_bytes) == (1500, 1000)
     with pytest.raises(GreetingRefused, match="500 bytes") as refused:
         slave.on_verdict(body_of(answer.encoded))
@@ -170,13 +170,13 @@ def test_a_slave_that_is_ahead_is_told_that_its_bytes_are_taken_back() -> None:
 
 def test_nothing_is_taken_back_from_a_slave_whose_bytes_differ_below() -> None:
     answer = greet(master_of(Log(bytes_of(1000, 2))), slave_of(Log(bytes_of(1500))))
-    assert answer.outcome is Outcome.REFUSED
+    assert answer.outcome is GreetingOutcome.REFUSED
 
 
 def test_a_slave_does_not_follow_a_master_that_was_replaced_and_tells_it() -> None:
     slave = slave_of(Log(bytes_of(1200)), epochs((1, 0, "a"), (2, 1000, "b")))
     answer = greet(master_of(Log(bytes_of(1100))), slave)
-    assert answer.outcome is Outcome.OLD_MASTER
+    assert answer.outcome is GreetingOutcome.OLD_MASTER
     assert answer.slave.lineage.last == Epoch(2, 1000, "b")
     with pytest.raises(GreetingRefused, match="epoch 2"):
         slave.on_verdict(body_of(answer.encoded))
@@ -214,7 +214,7 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     slave = slave_of(other, facts=facts, name=str(changed.get("replica_id", "s")))
     # Each is told why.
     seen = greet(master_of(log), slave)
-    assert seen.outcome is Outcome.REFUSED
+    assert seen.outcome is GreetingOutcome.REFUSED
     assert words in seen.verdict.reason or "state.json" in seen.verdict.reason
     for verdict in (body_of(seen.encoded), Verdict(True).encode()):
         with pytest.raises(GreetingRefused, match=words):
@@ -224,7 +224,7 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     said = slave_of(log)
     hello = SlaveHello.decode(hello_in(said.on_hello(body_of(master.hello()))))
     answer = master.answer(replace(hello, **changed).encode())  # type: ignore[arg-type]
-    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
+    assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, False)
     assert words.split(maxsplit=1)[0] in answer.verdict.reason or "state.json" in answer.verdict.reason
 
 
@@ -237,9 +237,9 @@ def test_a_segments_empty_end_is_no_proof() -> None:
     log, same, other = (Log(bytes_of(100_000, mark) + zeros) for mark in (1, 1, 2))
     lineage = epochs((0, 0, ""), (1, log.end, "a"))
     accepted = greet(master_of(log, lineage), slave_of(same, Lineage()))
-    assert accepted.outcome is Outcome.ACCEPTED
+    assert accepted.outcome is GreetingOutcome.ACCEPTED
     assert accepted.slave.digest_bytes > 5 * MIB
-    assert greet(master_of(log, lineage), slave_of(other, Lineage())).outcome is Outcome.REFUSED
+    assert greet(master_of(log, lineage), slave_of(other, Lineage())).outcome is GreetingOutcome.REFUSED
 
 
 def test_a_master_reads_no_more_for_a_digest_than_it_has_to() -> None:
@@ -247,15 +247,15 @@ def test_a_master_reads_no_more_for_a_digest_than_it_has_to() -> None:
     master, slave = master_of(log), slave_of(Log(log.data))
     hello = SlaveHello.decode(hello_in(slave.on_hello(body_of(master.hello()))))
     lie = replace(hello, digest_bytes=200_000, digest=digest(log.read, 100_000, 300_000))
-    assert master.answer(lie.encode()).outcome is Outcome.REFUSED
+    assert master.answer(lie.encode()).outcome is GreetingOutcome.REFUSED
 
 
 def test_only_bytes_that_both_hold_are_compared() -> None:
     data = bytes_of(3000)
     answer = greet(master_of(Log(data[1000:], start=1000)), slave_of(Log(data[:1500])))
-    assert (answer.outcome, answer.slave.digest_bytes) == (Outcome.ACCEPTED, 500)
+    assert (answer.outcome, answer.slave.digest_bytes) == (GreetingOutcome.ACCEPTED, 500)
     answer = greet(master_of(Log(data)), slave_of(Log(data[1000:1500], start=1000)))
-    assert (answer.outcome, answer.slave.digest_bytes) == (Outcome.ACCEPTED, 500)
+    assert (answer.outcome, answer.slave.digest_bytes) == (GreetingOutcome.ACCEPTED, 500)
 
 
 @pytest.mark.parametrize(
@@ -276,20 +276,20 @@ def test_a_slave_that_lies_is_not_accepted(changes: dict[str, object]) -> None:
     data = bytes_of(1200)
     master, slave = master_of(Log(data)), slave_of(Log(data[:1000]))
     hello = SlaveHello.decode(hello_in(slave.on_hello(body_of(master.hello()))))
-    assert master.answer(replace(hello, **changes).encode()).outcome is not Outcome.ACCEPTED  # type: ignore[arg-type]
+    assert master.answer(replace(hello, **changes).encode()).outcome is not GreetingOutcome.ACCEPTED  # type: ignore[arg-type]
 
 
 def test_a_slave_that_is_due_damaged_bytes_is_refused_until_they_are_repaired() -> None:
     log = Log(bytes_of(2000), damaged=(1000, 1400))
     slave = slave_of(Log(bytes_of(1000)))
     answer = greet(master_of(log), slave)
-    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, False)
+    assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, False)
     with pytest.raises(GreetingRefused, match=r"1000.*cannot be sent.*damaged") as refused:
         slave.on_verdict(body_of(answer.encoded))
     assert not refused.value.again, "the slave comes back in a while, and tells it once"
-    assert greet(master_of(log), slave_of(Log(bytes_of(900)))).outcome is Outcome.ACCEPTED
+    assert greet(master_of(log), slave_of(Log(bytes_of(900)))).outcome is GreetingOutcome.ACCEPTED
     log.damaged = (0, 0)
-    assert greet(master_of(log), slave_of(Log(bytes_of(1000)))).outcome is Outcome.ACCEPTED
+    assert greet(master_of(log), slave_of(Log(bytes_of(1000)))).outcome is GreetingOutcome.ACCEPTED
 
 
 def test_bytes_that_retention_took_meanwhile_are_asked_for_again() -> None:
@@ -298,7 +298,7 @@ def test_bytes_that_retention_took_meanwhile_are_asked_for_again() -> None:
     block = slave.on_hello(body_of(master.hello()))
     log.data, log.start = log.data[1500:], 1500
     answer = master.answer(hello_in(block))
-    assert (answer.outcome, answer.verdict.again) == (Outcome.REFUSED, True)
+    assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, True)
 
 
 # -- the order of things ----------------------------------------------------------------------------

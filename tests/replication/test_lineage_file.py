@@ -20,7 +20,7 @@ from haservice.replication.lineage.file import (
     decode_state,
     encode_state,
 )
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 
 FULL = LineageState(
     "id",
@@ -32,8 +32,8 @@ FULL = LineageState(
     handing_over=HandingOver("10.0.0.2:10911", "other"),
     master_end=690,
     master_heard_ms=1234,
-    members=Members(3, 1, "id", replicas={"id": "10.0.0.1:10911"}),
-    given=Members(3, 1, "id", replicas={"id": "10.0.0.1:10911", "other": "10.0.0.2:10911"}),
+    members=ReplicaList(3, 1, "id", replicas={"id": "10.0.0.1:10911"}),
+    given=ReplicaList(3, 1, "id", replicas={"id": "10.0.0.1:10911", "other": "10.0.0.2:10911"}),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.lineage.member_list import MemberList
-from haservice.replication.lineage.membership import REPLICAS_MAX, Members
+from haservice.replication.lineage.membership import REPLICAS_MAX, ReplicaList
 from haservice.replication.wire.hello import SlaveHello
 
 
@@ -31,13 +31,13 @@ class Master:
         self.lineage = LineageFile(root)
         me = self.lineage.state.replica_id
         replicas = {one: f"{one}:1" for one in (me, *slaves)}
-        members = Members(1, 0, me, needed, replicas=replicas)
+        members = ReplicaList(1, 0, me, needed, replicas=replicas)
         self.lineage.update(lineage=Lineage((Epoch(1, 0, me),)), members=members)
         self.counted = Counted()
         self.list = MemberList(self.lineage, self.counted, lambda: 700)  # type: ignore[arg-type]
         self.list.take()
 
-    def joins(self, name: str, *, keeps_list: bool = True) -> Members:
+    def joins(self, name: str, *, keeps_list: bool = True) -> ReplicaList:
         return self.list.with_slave(
             SlaveHello(
                 name, "b", f"{name}:1", 4096, LogSpan(0, 0), 0, 0, "", True, Lineage(), keeps_list=keeps_list

@@ -13,8 +13,8 @@ import pytest
 from haservice.replication.lineage.epochs import Mark
 from haservice.replication.lineage.membership import (
     OVER_MAX,
-    Members,
     Membership,
+    ReplicaList,
     Vote,
     has_to_be_heard,
     newest_of,
@@ -28,9 +28,9 @@ from tests.support.replica_model import KINDS, World, shortest, story
 START = Mark(1, 0)
 
 
-def made(*slaves: str, needed: int = 1, since: Mark = START) -> Members:
+def made(*slaves: str, needed: int = 1, since: Mark = START) -> ReplicaList:
     """The list of master m in epoch 1, in effect."""
-    return Members(1, 0, "m", needed, since, {one: f"{one}:1" for one in ("m", *slaves)})
+    return ReplicaList(1, 0, "m", needed, since, {one: f"{one}:1" for one in ("m", *slaves)})
 
 
 def vote(name: str, end: int = 100, epoch: int = 1, master: str = "m") -> Vote:
@@ -66,7 +66,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (made("a"), vote("a"), [vote("x", 101)], "replica x has the log up to 101"),
         (made("b"), vote("a"), [vote("b")], "not on its master's list"),
         (made("a"), vote("m"), [], "not on its master's list"),
-        (Members(), vote("a"), [], "no master has told it"),
+        (ReplicaList(), vote("a"), [], "no master has told it"),
         # After a power cut, with ASYNC_FLUSH: what was acknowledged may be gone.
         (made("a"), replace(vote("a"), is_whole=False), [], "had acknowledged and not flushed may be lost"),
         (
@@ -90,7 +90,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         ),
     ],
 )
-def test_who_is_a_safe_choice(members: Members, me: Vote, heard: Sequence[Vote], why: str) -> None:
+def test_who_is_a_safe_choice(members: ReplicaList, me: Vote, heard: Sequence[Vote], why: str) -> None:
     found = why_unsafe(members, me, heard)
     assert (why in found) if why else found == ""
 
@@ -137,7 +137,7 @@ def test_the_first_list_of_a_promoted_master_stands_over_all_that_it_has_heard_o
 
 
 def test_the_first_list_of_all_stands_over_none() -> None:
-    assert Members().in_epoch(1, START, "m", "m:1", 1) == made()
+    assert ReplicaList().in_epoch(1, START, "m", "m:1", 1) == made()
 
 
 def test_whoever_comes_from_the_address_of_another_replaces_it() -> None:
@@ -203,10 +203,10 @@ def test_nobody_is_let_back_on_a_list_that_a_master_made_since() -> None:
 def test_a_slave_pledges_itself_to_who_is_on_its_list_or_was_forgotten_there_alone() -> None:
     given = made("a", "b")
     without = given.written_off("b")
-    assert why_no_candidate(given, Members(), "b", "b:1") == ""
+    assert why_no_candidate(given, ReplicaList(), "b", "b:1") == ""
     assert why_no_candidate(without, given, "b", "b:1") == ""
     for members, before, replica_id, addr in (
-        (without, Members(), "b", "b:1"),
+        (without, ReplicaList(), "b", "b:1"),
         (without, given, "b", "b:2"),
         (without, given, "x", "b:1"),
         (without, given, "x", ""),
@@ -234,7 +234,7 @@ def test_of_two_lists_of_one_version_a_promotion_is_judged_by_its_own() -> None:
         (made("b").joined(1, START, "a", "a:1"), {"a"}, True),
     ],
 )
-def test_who_has_to_be_heard_before_all_is_known(members: Members, heard: set[str], needs: bool) -> None:
+def test_who_has_to_be_heard_before_all_is_known(members: ReplicaList, heard: set[str], needs: bool) -> None:
     assert (has_to_be_heard(members, "b", heard) is not None) is needs
 
 
@@ -251,7 +251,7 @@ def test_who_answers_and_promises_nothing_is_not_called_silent() -> None:
 
 def test_a_list_never_gets_an_older_version() -> None:
     """As it could where a broker has a newer list than its own epochs."""
-    newest = Members(1000, 3, "m", 1, START, {"m": "m:1"})
+    newest = ReplicaList(1000, 3, "m", 1, START, {"m": "m:1"})
     assert newest.joined(7, START, "a", "a:1").version == (1000, 4)
 
 
@@ -279,7 +279,7 @@ def test_a_list_and_those_that_it_stands_over_travel_whole() -> None:
 # -- a master's count -------------------------------------------------------------------------------
 
 
-def listing(before: Members, listed: Members) -> Membership:
+def listing(before: ReplicaList, listed: ReplicaList) -> Membership:
     counted = Membership("m", before)
     counted.list_anew(listed)
     return counted

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from commitlog.errors import CorruptRecord
 from commitlog.kernel import native
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAGIC_V2
-from commitlog.kernel.records import Message, encode, stamp
+from commitlog.kernel.records import NewMessage, encode, stamp
 from haservice.errors import ProtocolError
 from haservice.replication.slave.record_check import BadRecord, RecordCheck, first_bytes
 from tests.support.messages import batch_body, message, open_log, whole_log
@@ -43,7 +43,7 @@ class Recipe:
     v2: bool = False
 
     def record(self, offset: int) -> bytes:
-        made = Message(
+        made = NewMessage(
             self.topic, 1, self.body, self.properties, born_host=HOST_V6 if self.born_v6 else HOST, flag=3
         )
         record = encode(made, HOST_V6 if self.store_v6 else HOST)

@@ -19,7 +19,7 @@ from haservice.errors import ConfigError
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.master.greeter import Greets
-from haservice.replication.wire.greeting import Facts, Outcome
+from haservice.replication.wire.greeting import Facts, GreetingOutcome
 from haservice.replication.wire.hello import MasterHello, SlaveHello
 from haservice.replication.wire.protocol import slave_hello_block
 from haservice.replication.wire.secure import HACertificates, SecureDoors, secure_doors
@@ -160,7 +160,7 @@ def test_where_requests_are_guarded_no_stranger_names_whom_to_ask(tmp_path: Path
     """Else a master would call him with a signed request, and step down or take bytes by what he answers."""
     log, lineage = open_log(tmp_path), LineageFile(tmp_path)
     lineage.begin(Epoch(1, 0, lineage.state.replica_id))
-    heard: list[tuple[str, Outcome]] = []
+    heard: list[tuple[str, GreetingOutcome]] = []
     facts = Facts("C", "broker-a", "10.0.0.1:10911")
     options = {
         "greets": Greets(
@@ -190,7 +190,7 @@ def test_where_requests_are_guarded_no_stranger_names_whom_to_ask(tmp_path: Path
                 stranger.send(slave_hello_block(hello.encode()))
                 stranger.frame()
     assert [addr for addr, _ in heard] == ["" if guarded else named] * 2
-    assert [outcome for _, outcome in heard] == [Outcome.ACCEPTED, Outcome.OLD_MASTER]
+    assert [outcome for _, outcome in heard] == [GreetingOutcome.ACCEPTED, GreetingOutcome.OLD_MASTER]
     assert LineageFile(tmp_path).state.replicas["stranger"].broker_addr == ("" if guarded else named)
 
 

@@ -29,12 +29,12 @@ from haservice.replication.slave.actions import (
     Cut,
     Dial,
     EndAt,
-    Flush,
+    FlushLog,
     ForgetEpochs,
-    Rejoin,
+    LogLine,
+    RejoinMaster,
     Send,
-    Store,
-    Tell,
+    StoreRuns,
 )
 from haservice.replication.slave.dial import AGAIN_S
 from haservice.replication.slave.record_check import BadRecord, RecordCheck
@@ -94,15 +94,15 @@ class Talk:
         done: list[Action] = []
         for action in actions:
             done.append(action)
-            if isinstance(action, Store):
+            if isinstance(action, StoreRuns):
                 for run in action.runs:
                     self.log.append_replica(run.offset, run.bodies)
                 done += self.do(self.session.stored(self.now_s))
             elif isinstance(action, Cut | EndAt) and action.offset < self.log.end:
                 self.log.truncate(action.offset)
-            elif isinstance(action, Rejoin):
+            elif isinstance(action, RejoinMaster):
                 done += self.do(self.session.rejoined(self.now_s))
-            elif isinstance(action, Flush):
+            elif isinstance(action, FlushLog):
                 done += self.do(self.session.flushed(self.now_s))
         return done
 
@@ -201,11 +201,11 @@ def test_from_the_call_to_the_first_bytes_with_a_master_of_ours(
     rejoin, report = hears(verdict_on(master, answer))
     states.append(slave.session.state)
     assert states == [State.IDLE, State.GREETING, State.VERDICT, State.TRANSFER]
-    assert isinstance(rejoin, Rejoin)
+    assert isinstance(rejoin, RejoinMaster)
     assert slave.reports([report]) == [0]
     assert slave.session.lineage == "one log with epoch 1 up to 0"
     done = hears(frame_bytes(0, pattern(0, 100)))
-    assert [type(one) for one in done] == [Store, Send]
+    assert [type(one) for one in done] == [StoreRuns, Send]
     assert slave.reports(done) == [100]
     assert (slave.session.master_end, slave.session.followed_end) == (100, 100)
 
@@ -218,7 +218,7 @@ def test_a_master_that_stays_silent_is_a_stock_one_once_its_time_is_over(talk: C
     assert slave.reports(slave.passes(slave_session.STRANGER_S)) == [700]
     assert slave.session.lineage == slave_session.STOCK_MASTER
     done = slave.hears(frame_bytes(700, pattern(700, 800)))
-    assert [type(one) for one in done] == [ForgetEpochs, Store, Send]
+    assert [type(one) for one in done] == [ForgetEpochs, StoreRuns, Send]
     assert slave.session.followed_end == -1
 
 
@@ -292,7 +292,7 @@ def test_a_master_that_ends_its_link_and_turns_is_no_trouble_until_it_stays_away
     slave.hears(frame_bytes(0, b""))
 
     def told(actions: Sequence[Action]) -> list[tuple[int, object]]:
-        return [(one.level, one.values[-1]) for one in actions if isinstance(one, Tell)]
+        return [(one.level, one.values[-1]) for one in actions if isinstance(one, LogLine)]
 
     assert told(slave.session.closed(slave.now_s)) == [(logging.INFO, "closed by the master")]
     for seconds, said in ((0.1, []), (TURN_S - 0.2, []), (0.2, [(logging.WARNING, "Connection refused")])):
@@ -308,7 +308,7 @@ def test_a_master_that_is_not_up_yet_is_no_trouble_until_it_stays_away(talk: Cal
         slave.passes(seconds)
         slave.session.told(ADDR)
         said = slave.session.lost(refused, slave.now_s)
-        assert sum(isinstance(one, Tell) for one in said) == told
+        assert sum(isinstance(one, LogLine) for one in said) == told
 
 
 def bring(slave: Talk, state: State, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_another_master_and_a_stop_are_heeded_in_every_state(
     assert slave.session.state is state
     actions = slave.session.told("10.0.0.2:10912")
     left = [Close()] if state in LINKED else []
-    assert [one for one in actions if not isinstance(one, Tell)] == [*left, Dial("10.0.0.2:10912")]
+    assert [one for one in actions if not isinstance(one, LogLine)] == [*left, Dial("10.0.0.2:10912")]
     assert slave.session.state is State.DIALLING
     assert slave.session.stop() == ()
     assert slave.session.state is State.SHUTDOWN
@@ -371,14 +371,14 @@ def test_a_link_that_is_cut_in_any_state_is_made_again(
 
 def test_a_report_waits_for_the_flush_of_what_it_speaks_of(talk: Callable[..., Talk]) -> None:
     slave = talk(700, flushes=True)
-    assert [type(one) for one in slave.connect()] == [Flush, Send]
+    assert [type(one) for one in slave.connect()] == [FlushLog, Send]
     space = slave.session.space()
     frame = frame_bytes(700, pattern(700, 800))
     space[: len(frame)] = frame
     (store,) = slave.session.received(len(frame), slave.now_s)
-    assert isinstance(store, Store)
+    assert isinstance(store, StoreRuns)
     slave.log.append_replica(700, store.runs[0].bodies)
-    assert slave.session.stored(slave.now_s) == (Flush(),)
+    assert slave.session.stored(slave.now_s) == (FlushLog(),)
     assert slave.reports(slave.session.flushed(slave.now_s)) == [800]
 
 
@@ -392,7 +392,7 @@ def test_a_bad_record_ends_the_connection_once_what_is_sound_before_it_is_stored
     slave = talk(check=RecordCheck(SEGMENT_BYTES))
     slave.connect()
     store, end_at, broken = slave.hears(frame_bytes(0, bytes(data)))
-    assert store == Store([])
+    assert store == StoreRuns([])
     assert isinstance(end_at, EndAt)
     assert (end_at.offset, end_at.run.offset) == (first, 0)
     assert isinstance(broken, Break)
@@ -454,9 +454,9 @@ def test_what_was_stored_before_an_objection_is_not_acknowledged_after_it(
     frame = frame_bytes(700, pattern(700, 800))
     slave.session.space()[: len(frame)] = frame
     (store,) = slave.session.received(len(frame), slave.now_s)
-    assert isinstance(store, Store)
+    assert isinstance(store, StoreRuns)
     if flushes:
-        assert slave.session.stored(slave.now_s) == (Flush(),)
+        assert slave.session.stored(slave.now_s) == (FlushLog(),)
     pledge.reason = "pledged"
     next_event = slave.session.flushed if flushes else slave.session.stored
     with pytest.raises(GreetingRefused):

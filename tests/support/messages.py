@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from commitlog.disk.files import Files
-from commitlog.kernel.records import Message, StoredMessage, decode, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode, encode_host, encode_properties
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 
@@ -30,13 +30,13 @@ class Clock:
 
 def message(
     body: bytes = b"Hello RocketMQ", topic: str = "TopicTest", queue_id: int = 3, **fields: Any
-) -> Message:
+) -> NewMessage:
     """A message; `properties` may be a dict."""
     properties = fields.pop("properties", {"TAGS": "TagA"})
     if isinstance(properties, dict):
         properties = encode_properties(properties)
     fields = {"flag": 7, "born_timestamp_ms": BORN_MS, "born_host": BORN_HOST, **fields}
-    return Message(topic, queue_id, body, properties, **fields)
+    return NewMessage(topic, queue_id, body, properties, **fields)
 
 
 def batch_body(bodies: Iterable[bytes], properties: bytes = b"", flag: int = 5) -> bytes:

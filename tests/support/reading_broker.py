@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     StoredMessage,
     decode,
     encode_host,
@@ -42,7 +42,7 @@ from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
 from haservice.broker.pull.processor import PullProcessor, keeps_offset
 from haservice.broker.pull.query import QueryProcessor
-from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.reader import PullReader
 from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import TopicTable
@@ -200,7 +200,7 @@ class ReadingBroker:
         self.moved: list[OffsetMoved] = []
         self.now_s = 1000.0
         find_queue = self.store.queues.get
-        self.reader = QueueReader(
+        self.reader = PullReader(
             self.log,
             find_queue,
             ReadLimits(memory_bytes),
@@ -268,7 +268,7 @@ class ReadingBroker:
     ) -> int:
         """Appends one message, with `more` properties; returns its physical offset."""
         properties = {"TAGS": tag, "KEYS": keys, "UNIQ_KEY": unique, **more}
-        message = Message(
+        message = NewMessage(
             topic, queue, body, encode_properties({k: v for k, v in properties.items() if v}),
             born_timestamp_ms=time.time_ns() // 1_000_000,
         )  # fmt: skip

@@ -61,7 +61,7 @@ from haservice.remoting.headers.lineage import (
 from haservice.replication.lineage.epochs import LogSpan, Step, plan
 from haservice.replication.lineage.file import LineageState
 from haservice.replication.lineage.member_list import MemberList
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.status import SlaveStatus
 from haservice.replication.wire.hello import SlaveHello
 
@@ -81,7 +81,7 @@ class File:
     def __init__(self, state: LineageState) -> None:
         self.state = state
 
-    def update(self, *, listed: Members | None = None, **changes: Any) -> None:
+    def update(self, *, listed: ReplicaList | None = None, **changes: Any) -> None:
         assert listed is None or listed == self.state.members, "nothing happens at the same time here"
         self.state = replace(self.state, **changes)
 
@@ -92,7 +92,7 @@ class Link:
 
     slave: Replica
     master: Replica
-    listed: Members
+    listed: ReplicaList
     coming: int
     """The newest report on its way."""
     reported: int = -1
@@ -251,7 +251,7 @@ class Replica:
                 del self.waiting[message]
                 self.world.acknowledged(self, message)
 
-    def joins(self, slave: Replica) -> Members:
+    def joins(self, slave: Replica) -> ReplicaList:
         hello = SlaveHello(
             slave.name, "broker-a", slave.addr, 1, slave.span, len(slave.log), 0, "", True,
             slave.file.state.lineage, keeps_list=True,
@@ -293,7 +293,7 @@ class World:
     broken: str = ""
     forgotten: set[str] = field(default_factory=set)
     """Given up on purpose: nobody makes one of them the master before it has joined again."""
-    lists: dict[tuple[str, tuple[int, int]], Members] = field(default_factory=dict)
+    lists: dict[tuple[str, tuple[int, int]], ReplicaList] = field(default_factory=dict)
     """As masters gave them, with nobody written off."""
     given_up: set[Message] = field(default_factory=set)
     """Lost by an operator's word: by a promotion without a replica that was written off."""
@@ -391,7 +391,7 @@ class World:
         members = master.joins(slave)
         self.forgotten.discard(slave.name)
         slave.log = slave.log[: found.position]
-        slave.file.update(lineage=theirs, members=members, given=Members(), pledge=None)
+        slave.file.update(lineage=theirs, members=members, given=ReplicaList(), pledge=None)
         self.lists[members.master, members.version] = members
         master.links.append(Link(slave, master, members, len(slave.log)))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import CommitLog, wall_clock_ms
 from commitlog.options import LogOptions
 from haservice.configuration.settings import BrokerRole, ReplicationConfig
@@ -63,8 +63,8 @@ def fill_raw(log: CommitLog, end: int, start: int | None = None) -> None:
         position += size
 
 
-def message(body: bytes | int = 100, topic: str = "Stories", queue_id: int = 0) -> Message:
-    return Message(topic, queue_id, body if isinstance(body, bytes) else b"." * body)
+def message(body: bytes | int = 100, topic: str = "Stories", queue_id: int = 0) -> NewMessage:
+    return NewMessage(topic, queue_id, body if isinstance(body, bytes) else b"." * body)
 
 
 class AnyBytes:

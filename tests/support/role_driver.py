@@ -42,7 +42,7 @@ from haservice.configuration.settings import BrokerRole
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageState
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 
 A = TypeVar("A")
 ME, ADDR = "me", "me:10911"
@@ -64,9 +64,9 @@ def slave(**known: Any) -> RoleState:
     return RoleState(Who(RoleInForce(BrokerRole.SLAVE, 1, BrokerRole.SLAVE, 1), ADDR, "me:10912"), **known)
 
 
-def listed(*slaves: str, by: str = ME, needed: int = 1) -> Members:
+def listed(*slaves: str, by: str = ME, needed: int = 1) -> ReplicaList:
     """The list of a master in epoch 1, whose slaves are at `name:10911`."""
-    return Members(1, 0, by, needed, replicas={one: f"{one}:10911" for one in (by, *slaves)})
+    return ReplicaList(1, 0, by, needed, replicas={one: f"{one}:10911" for one in (by, *slaves)})
 
 
 class Driver:

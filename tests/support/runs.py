@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commitlog.kernel.records import Message, encode, stamp
+from commitlog.kernel.records import NewMessage, encode, stamp
 from tests.support.messages import STORE_HOST
 
 
 class MessageRun:
     """These messages; `done` is how many of them are in the log."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[NewMessage]) -> None:
         self._messages = messages
         self._records = [encode(message, STORE_HOST) for message in messages]
         self._ends: dict[tuple[str, int], int] = {}

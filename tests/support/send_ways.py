@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from commitlog.errors import MessageIllegal
-from commitlog.kernel.records import Message, encode, encode_host, stamp
+from commitlog.errors import MessageBeyondLimits
+from commitlog.kernel.records import NewMessage, encode, encode_host, stamp
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.send import native
-from haservice.broker.send.admission import Admission, Limits
+from haservice.broker.send.admission import Admission, SendRules
 from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import BrokerConfig
 from haservice.errors import ProtocolError, RequestError
@@ -42,7 +42,7 @@ class Judge:
         self.topics = TopicTable(config, PersistedFile(directory / "topics.json"), clock_ms=Clock())
         for name in PLAIN_TOPICS:
             self.topics.update(topic_config(name, 4, 6))
-        self.admission = Admission(Limits("C", 6, BODY_BYTES_MAX), self.topics, GroupConfig)
+        self.admission = Admission(SendRules("C", 6, BODY_BYTES_MAX), self.topics, GroupConfig)
 
     def says(self, data: bytes, born: bytes, store: bytes) -> Stored | None:
         """None for what is no single send that goes where it asks for."""
@@ -50,10 +50,10 @@ class Judge:
             ((serialize_type, header, body),) = FrameReader().feed(data)
             request = decode(serialize_type, header, body)
             message, wait, batch = self.admission.message(born, request, None)
-            if batch or type(message) is not Message or request.code != 310 or request.is_response:
+            if batch or type(message) is not NewMessage or request.code != 310 or request.is_response:
                 return None
             record = encode(message, store)
-        except (ProtocolError, RequestError, MessageIllegal):
+        except (ProtocolError, RequestError, MessageBeyondLimits):
             return None
         return Stored(bytes(record), wait, request.is_oneway, request.opaque, request.serialize_type)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from haservice.access.rules import PUB, SUB, Account, AclRefused, Rules
+from haservice.access.rules import PUB, SUB, AccessRules, Account, AclRefused
 from haservice.broker.send.retries import retry_topic
 from haservice.broker.topics.table import REPLY_SUFFIX, RETRY_PREFIX, TRACE_TOPIC
 from haservice.remoting.bodies.clients import HeartbeatData
@@ -58,7 +58,7 @@ ADMIN_CODES = frozenset(RequestCode) - CLIENT_CODES
 Need = tuple[str, int]
 
 
-def check(rules: Rules, address: str, request: RemotingCommand) -> None:
+def check(rules: AccessRules, address: str, request: RemotingCommand) -> None:
     """Returns if `request` from `address` is allowed, else raises AclRefused.  Loop thread only."""
     account = rules.who(address, request)
     if account is None:

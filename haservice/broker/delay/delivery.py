@@ -27,9 +27,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
-from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
+from commitlog.errors import CommitLogError, CorruptRecord, MessageBeyondLimits, OffsetNotFound
 from commitlog.kernel.layout import RECORD_BYTES_MIN
-from commitlog.kernel.records import Message, StoredMessage, decode
+from commitlog.kernel.records import NewMessage, StoredMessage, decode
 from commitlog.log.log import Appended, wall_clock_ms
 from commitlog.queues.consume_queue import Entry
 from haservice.broker.delay.levels import BATCH_MESSAGES, due, queue_of
@@ -76,7 +76,7 @@ class Log(Protocol):
 
     def read(self, offset: int, size: int, /) -> bytes: ...
 
-    def append_many(self, messages: Sequence[Message], /) -> Sequence[Appended | CommitLogError]: ...
+    def append_many(self, messages: Sequence[NewMessage], /) -> Sequence[Appended | CommitLogError]: ...
 
     def flush(self) -> object: ...
 
@@ -202,7 +202,7 @@ class DelayDelivery:
 
     def _deliver(self, level: _Level, offset: int, entries: Sequence[Entry]) -> int:
         """Delivers these entries, the first at queue offset `offset`; returns how many are done with."""
-        messages: list[Message] = []
+        messages: list[NewMessage] = []
         places: list[int] = []
         for number, entry in enumerate(entries):
             if not entry.blank:
@@ -216,7 +216,7 @@ class DelayDelivery:
         done = len(entries)
         topics: dict[str, tuple[int, int]] = {}
         for number, message, outcome in zip(places, messages, outcomes, strict=True):
-            if isinstance(outcome, MessageIllegal):
+            if isinstance(outcome, MessageBeyondLimits):
                 self._pass_over(level, offset + number, entries[number], str(outcome))
             elif isinstance(outcome, CommitLogError):
                 done = number
@@ -232,7 +232,7 @@ class DelayDelivery:
             self._offsets.advance(level.number, offset + done, self._log.end)
         return done
 
-    def _message(self, level: _Level, offset: int, entry: Entry) -> Message | None:
+    def _message(self, level: _Level, offset: int, entry: Entry) -> NewMessage | None:
         """The message to deliver; None if it never can be.  Raises StoreUnreadable if the disk fails."""
         try:
             message = restored(self._stored(level, offset, entry))

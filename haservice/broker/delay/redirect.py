@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
-from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode_properties, encode_properties
 from haservice.broker.topics.table import HALF_TOPIC, SCHEDULE_TOPIC
 
 DELAY = "DELAY"
@@ -31,7 +31,7 @@ _I32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
-class Redirected(Message):
+class Redirected(NewMessage):
     """A message on its way elsewhere; the answer to its sender names the queue that it asked for."""
 
     asked_queue_id: int = 0
@@ -53,7 +53,7 @@ def is_half(properties: Mapping[str, str]) -> bool:
     return properties.get(TRANSACTION_PREPARED, "").lower() == "true"
 
 
-def to_schedule(message: Message, level: int, level_max: int) -> Redirected:
+def to_schedule(message: NewMessage, level: int, level_max: int) -> Redirected:
     """`message` on its way to the queue of its delay level; a level beyond the last counts as the last."""
     level = min(level, level_max)
     assert level > 0
@@ -62,7 +62,7 @@ def to_schedule(message: Message, level: int, level_max: int) -> Redirected:
     return _elsewhere(message, SCHEDULE_TOPIC, level - 1, properties, message.sys_flag)
 
 
-def to_half(message: Message) -> Redirected:
+def to_half(message: NewMessage) -> Redirected:
     """`message` on its way into the half topic, where no consumer sees it.
 
     Its delay is removed, as Java clients do before they send: a stock broker would delay the half message
@@ -75,7 +75,7 @@ def to_half(message: Message) -> Redirected:
     return _elsewhere(message, HALF_TOPIC, 0, properties, message.sys_flag & ~SYS_TRANSACTION_MASK)
 
 
-def restored(stored: StoredMessage) -> Message:
+def restored(stored: StoredMessage) -> NewMessage:
     """A stored message on its way back to its real topic and queue, with its properties unchanged.
 
     Raises ValueError if it does not name them.
@@ -84,7 +84,7 @@ def restored(stored: StoredMessage) -> Message:
     topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
     if topic is None or not queue_id.isdecimal() or int(queue_id) > _I32_MAX:
         raise ValueError(f"real topic {topic!r} queue {queue_id[:20]!r} of a redirected message")
-    return Message(
+    return NewMessage(
         topic,
         int(queue_id),
         stored.body,
@@ -98,7 +98,7 @@ def restored(stored: StoredMessage) -> Message:
 
 
 def _elsewhere(
-    message: Message, topic: str, queue_id: int, properties: dict[str, str], sys_flag: int
+    message: NewMessage, topic: str, queue_id: int, properties: dict[str, str], sys_flag: int
 ) -> Redirected:
     properties[REAL_TOPIC] = message.topic
     properties[REAL_QUEUE_ID] = str(message.queue_id)

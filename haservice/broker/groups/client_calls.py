@@ -13,7 +13,7 @@ import asyncio
 
 from commitlog.kernel.records import parse_message_id
 from haservice.broker.groups.consumers import Client, ClientTable
-from haservice.broker.pull.query import Records, record_at
+from haservice.broker.pull.query import QueriedLog, record_at
 from haservice.errors import RemotingTimeout, RemotingUnreachable, RequestError
 from haservice.remoting.calls import call
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -34,7 +34,7 @@ class ClientCallsProcessor:
     def __init__(
         self,
         clients: ClientTable,
-        log: Records,
+        log: QueriedLog,
         offload: Offload,
         *,
         broker_name: str,

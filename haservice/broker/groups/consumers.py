@@ -55,7 +55,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Subscription:
+class GroupSubscription:
     """What a group wants from one topic.  `codes` is None for everything; `data` is the client's own."""
 
     topic: str
@@ -78,7 +78,7 @@ class ConsumerGroup:
     message_model: str = ""
     consume_from_where: str = ""
     members: dict[Peer, Client] = field(default_factory=dict)
-    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
     agreements: int = 0
     _listed: bytes = b""
 
@@ -328,7 +328,7 @@ def _subscribe(group: ConsumerGroup, wanted: Iterable[SubscriptionData]) -> bool
     return changed
 
 
-def subscription_of(data: SubscriptionData) -> Subscription:
+def subscription_of(data: SubscriptionData) -> GroupSubscription:
     """The subscription of one topic in a heartbeat.
 
     Its codes are the client's and ours, computed from the same text: some clients of other languages leave
@@ -343,4 +343,4 @@ def subscription_of(data: SubscriptionData) -> Subscription:
         except ExpressionFault as fault:
             logger.warning("subscription names no tag topic=%s reason=%s", data.topic, fault)
             codes = frozenset(data.code_set)
-    return Subscription(data.topic, expression, expression_type, data.sub_version, codes, data)
+    return GroupSubscription(data.topic, expression, expression_type, data.sub_version, codes, data)

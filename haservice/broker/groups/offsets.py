@@ -21,7 +21,7 @@ from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX
 from haservice.broker.metadata.store_view import UNKNOWN_MS
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.offsets.copies import OffsetCopies
-from haservice.broker.pull.reader import QueueReader
+from haservice.broker.pull.reader import PullReader
 from haservice.broker.pull.scan import Log, Queue
 from haservice.broker.topics.table import TOPIC_LENGTH_MAX
 from haservice.errors import RequestError
@@ -54,7 +54,7 @@ class OffsetsProcessor:
         offsets: ConsumerOffsets,
         log: Log,
         find_queue: Callable[[str, int], TimedQueue | None],
-        reader: QueueReader,
+        reader: PullReader,
         offload: Offload,
     ) -> None:
         self._offsets = offsets

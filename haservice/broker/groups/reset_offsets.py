@@ -16,7 +16,7 @@ import logging
 
 from haservice.broker.groups.client_calls import check_version
 from haservice.broker.groups.consumers import Client, ClientTable
-from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.store_view import StoreQueues
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.topics.readable import Topics
 from haservice.errors import RemotingError, RequestError
@@ -53,7 +53,7 @@ class ResetOffsetsProcessor:
         topics: Topics,
         clients: ClientTable,
         offsets: ConsumerOffsets,
-        view: StoreView,
+        view: StoreQueues,
         offload: Offload,
         *,
         broker_name: str,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.metadata.store_view import Queue, StoreView
+from haservice.broker.metadata.store_view import Queue, StoreQueues
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.stats.traffic import Traffic
 from haservice.broker.topics.table import OP_HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
@@ -62,7 +62,7 @@ class HousekeepingProcessor:
         offsets: ConsumerOffsets,
         queues: Queues,
         index: Index,
-        view: StoreView,
+        view: StoreQueues,
         log_start: Callable[[], int],
         order_passes: Callable[[], None],
         traffic: Traffic,

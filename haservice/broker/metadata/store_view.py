@@ -48,7 +48,7 @@ class Queues(Protocol):
     def items(self) -> Iterable[tuple[tuple[str, int], Queue]]: ...
 
 
-class StoreView:
+class StoreQueues:
     """Queues by topic and id; one that does not exist is empty and begins at 0."""
 
     def __init__(self, queues: Queues, log: Log) -> None:

@@ -28,7 +28,7 @@ SEPARATOR = "@"
 OffsetTable = dict[str, dict[int, int]]
 
 
-class Look(NamedTuple):
+class OffsetPair(NamedTuple):
     """One queue after a look: the master's offset, and the one kept here."""
 
     theirs: int
@@ -42,11 +42,11 @@ class Looks:
     theirs: ShardedTable = field(default_factory=ShardedTable)
     kept: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def get(self, key: str, queue_id: int) -> Look | None:
+    def get(self, key: str, queue_id: int) -> OffsetPair | None:
         """None for a queue that the master did not have."""
         queues = self.theirs.get(key)
         theirs = None if queues is None else queues.get(queue_id)
-        return None if theirs is None else Look(theirs, self.kept.get((key, queue_id), theirs))
+        return None if theirs is None else OffsetPair(theirs, self.kept.get((key, queue_id), theirs))
 
     def note(self, key: str, queue_id: int, theirs: int | None, kept: int | None) -> None:
         """One queue of this look: the master's offset, None if it has none, and the one kept here."""
@@ -60,7 +60,7 @@ class Looks:
             self.kept[key, queue_id] = kept
 
 
-def settled(ours: int | None, theirs: int | None, last: Look | None) -> int | None:
+def settled(ours: int | None, theirs: int | None, last: OffsetPair | None) -> int | None:
     """The new offset of a queue; None if it is removed, or there was none."""
     if theirs is None:
         return None if last is not None and ours == last.ours else ours

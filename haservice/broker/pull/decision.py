@@ -49,7 +49,7 @@ _CODE_OF = {
 _EMPTY = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 
 
-class Look(NamedTuple):
+class PullLook(NamedTuple):
     """What was found for a pull."""
 
     scan: Scan
@@ -61,7 +61,7 @@ class Look(NamedTuple):
 
 
 @dataclass(slots=True)
-class Asked:
+class PullQuestion:
     """The parts of a pull that decide its answer."""
 
     group: GroupConfig
@@ -79,7 +79,7 @@ class Asked:
     """An entry that did not fit the log was checked for this pull once."""
 
 
-class Rules(NamedTuple):
+class PullRules(NamedTuple):
     """What this broker's role and configuration say."""
 
     slave_read_enable: bool
@@ -122,7 +122,7 @@ class Mend(NamedTuple):
     error: BadEntry
 
 
-class Step(enum.Enum):
+class PullStep(enum.Enum):
     """Decisions without details."""
 
     FOUND = enum.auto()  # the messages are the answer
@@ -130,19 +130,19 @@ class Step(enum.Enum):
     AWAIT_DISPATCH = enum.auto()  # until what was sent before is in the queues
 
 
-Decision = Step | Tell | Damaged | Hold | LookAgain | Mend
+Decision = PullStep | Tell | Damaged | Hold | LookAgain | Mend
 
-_FOUND = Step.FOUND  # to look up an enumeration's member takes longer
+_FOUND = PullStep.FOUND  # to look up an enumeration's member takes longer
 
 
-def decide(look: Look, asked: Asked, rules: Rules) -> Decision:
+def decide(look: PullLook, asked: PullQuestion, rules: PullRules) -> Decision:
     if look.body is not None:
         return _FOUND
     scan = look.scan
     if look.error is not None:
         return _unreadable(scan, look.error, asked, rules)
     if scan.entries:
-        return Step.READ
+        return PullStep.READ
     nothing_new = _code(scan.status, asked) is ResponseCode.PULL_NOT_FOUND
     if nothing_new and (asked.held or asked.may_be_held):
         return Hold(asked.wanted, scan.below_mark)
@@ -150,13 +150,13 @@ def decide(look: Look, asked: Asked, rules: Rules) -> Decision:
     if asked.held and asked.selects and in_vain:
         return Hold(scan.next_offset, False)
     if asked.may_await_dispatch and scan.status in _OUTSIDE:
-        return Step.AWAIT_DISPATCH
+        return PullStep.AWAIT_DISPATCH
     if nothing_new and asked.wanted > asked.offset:  # do not look again at what was looked at in vain
         scan = scan._replace(status=PullStatus.NO_MATCHED_MESSAGE)
     return _tell(scan, asked, rules)
 
 
-def _unreadable(scan: Scan, error: CommitLogError, asked: Asked, rules: Rules) -> Decision:
+def _unreadable(scan: Scan, error: CommitLogError, asked: PullQuestion, rules: PullRules) -> Decision:
     before = _count_before(scan, error)
     if 0 < before < len(scan.entries):
         return LookAgain(before)
@@ -180,7 +180,7 @@ def _count_before(scan: Scan, error: CommitLogError) -> int:
     return sum(entry.physical_offset < error.offset for entry in scan.entries)
 
 
-def _tell(scan: Scan, asked: Asked, rules: Rules) -> Tell:
+def _tell(scan: Scan, asked: PullQuestion, rules: PullRules) -> Tell:
     code, broker_id = _code(scan.status, asked), suggested(asked, scan, rules)
     moved = code is ResponseCode.PULL_OFFSET_MOVED
     if moved and rules.keeps_offset:
@@ -188,13 +188,13 @@ def _tell(scan: Scan, asked: Asked, rules: Rules) -> Tell:
     return Tell(code, scan.status, scan.next_offset, broker_id, moved)
 
 
-def _code(status: PullStatus, asked: Asked) -> ResponseCode:
+def _code(status: PullStatus, asked: PullQuestion) -> ResponseCode:
     if status in _EMPTY and asked.offset == 0:
         return ResponseCode.PULL_NOT_FOUND
     return _CODE_OF[status]
 
 
-def suggested(asked: Asked, scan: Scan, rules: Rules) -> int:
+def suggested(asked: PullQuestion, scan: Scan, rules: PullRules) -> int:
     """Which broker of the pair the client should ask next."""
     if not rules.slave_read_enable:
         return MASTER_ID

@@ -46,7 +46,7 @@ TICK_SECONDS = 0.25
 ATTEMPTS_AT_ONCE = 100
 
 
-class Peer(Protocol):
+class PullingPeer(Protocol):
     """What a held pull needs from its connection."""
 
     @property
@@ -74,7 +74,7 @@ class HeldPull:
 
     __slots__ = ("below_mark", "codes", "connection", "key", "tick", "wanted")
 
-    def __init__(self, connection: Peer, key: QueueKey, wanted: int, codes: TagCodes) -> None:
+    def __init__(self, connection: PullingPeer, key: QueueKey, wanted: int, codes: TagCodes) -> None:
         self.connection = connection
         self.key = key
         self.wanted = wanted
@@ -109,7 +109,7 @@ class LongPolling:
         self._timers = timers
         self._count = 0
         self._queues: dict[QueueKey, set[HeldPull]] = {}
-        self._connections: dict[Peer, set[HeldPull]] = {}
+        self._connections: dict[PullingPeer, set[HeldPull]] = {}
         self._below_mark: set[HeldPull] = set()
         # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
         self._ticks: dict[int, set[HeldPull]] = {}
@@ -282,7 +282,7 @@ class LongPolling:
             due.discard(pull)
         return True
 
-    def _connection_closed(self, connection: Peer) -> None:
+    def _connection_closed(self, connection: PullingPeer) -> None:
         for pull in self._connections.pop(connection, ()):
             self._remove(pull)
 

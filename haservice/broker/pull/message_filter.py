@@ -11,7 +11,7 @@ by the group's expression for the topic that it came from.  Rules and codes: bro
 from __future__ import annotations
 
 from commitlog.kernel.records import decode_properties
-from haservice.broker.groups.consumers import ClientTable, Subscription
+from haservice.broker.groups.consumers import ClientTable, GroupSubscription
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.pull.consumer_filters import ConsumerFilters, compiled
 from haservice.broker.pull.reader import Selector
@@ -98,7 +98,7 @@ class MessageFilters:
             return self._subscribed(header, subscription)
         return subscription.codes, None
 
-    def _subscribed(self, header: PullMessageHeader, subscription: Subscription) -> MessageFilter:
+    def _subscribed(self, header: PullMessageHeader, subscription: GroupSubscription) -> MessageFilter:
         found = self._filters.find(header.topic, header.consumer_group)
         if found is None:
             raise RequestError(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from commitlog.errors import CommitLogError
-from commitlog.kernel.records import Message, encode_properties
+from commitlog.kernel.records import NewMessage, encode_properties
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.topics.table import OFFSET_MOVED_TOPIC
 from haservice.log_throttle import LogThrottle
@@ -42,7 +42,7 @@ class OffsetMovedEvents:
 
     def __init__(
         self,
-        append: Callable[[Message], object],
+        append: Callable[[NewMessage], object],
         broker_name: str,
         host: bytes,
         *,
@@ -63,7 +63,7 @@ class OffsetMovedEvents:
         except CommitLogError as error:
             logger.warning("event not written group=%s topic=%s reason=%s", moved.group, moved.topic, error)
 
-    def _message(self, moved: OffsetMoved) -> Message:
+    def _message(self, moved: OffsetMoved) -> NewMessage:
         queue = MessageQueue(topic=moved.topic, broker_name=self._broker_name, queue_id=moved.queue_id)
         body = {
             "consumerGroup": moved.group,
@@ -71,7 +71,7 @@ class OffsetMovedEvents:
             "offsetNew": moved.corrected,
             "offsetRequest": moved.requested,
         }
-        return Message(
+        return NewMessage(
             OFFSET_MOVED_TOPIC,
             0,
             dumps(body),

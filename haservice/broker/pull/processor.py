@@ -26,15 +26,15 @@ from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.decision import (
-    Asked,
     Damaged,
     Decision,
     Hold,
-    Look,
     LookAgain,
     Mend,
-    Rules,
-    Step,
+    PullLook,
+    PullQuestion,
+    PullRules,
+    PullStep,
     Tell,
     decide,
     suggested,
@@ -42,7 +42,7 @@ from haservice.broker.pull.decision import (
 from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
 from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
-from haservice.broker.pull.reader import WARN_AGAIN_S, QueueReader, Selector
+from haservice.broker.pull.reader import WARN_AGAIN_S, PullReader, Selector
 from haservice.broker.pull.scan import SCAN_ENTRIES_MAX, PullStatus, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 from haservice.broker.stats.counters import Stats
@@ -69,7 +69,7 @@ FLAG_SUSPEND = 0x2
 STOPPING = "the broker is shutting down"
 
 # Plain values: to look up an enumeration's member takes longer.
-_SUCCESS, _FOUND_REMARK, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value, Step.FOUND
+_SUCCESS, _FOUND_REMARK, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value, PullStep.FOUND
 
 Answer = RemotingCommand | Awaitable[RemotingCommand]
 
@@ -78,7 +78,7 @@ HELD_ENTRIES = 32
 
 
 @dataclass(slots=True)
-class _Pull(Asked):
+class _Pull(PullQuestion):
     """One request that passed the checks."""
 
     connection: Connection
@@ -98,7 +98,7 @@ class PullProcessor:
         groups: Groups,
         filters: MessageFilters,
         offsets: ConsumerOffsets,
-        reader: QueueReader,
+        reader: PullReader,
         long_polling: LongPolling,
         barrier: DispatchBarrier,
         stats: Stats,
@@ -141,7 +141,7 @@ class PullProcessor:
         if pull.selector is None:
             return self._answer(pull, self._look(pull))
         outside = self._reader.outside(header.topic, header.queue_id, header.queue_offset)
-        return self._selected(pull) if outside is None else self._answer(pull, Look(outside))
+        return self._selected(pull) if outside is None else self._answer(pull, PullLook(outside))
 
     # Checks
 
@@ -175,7 +175,7 @@ class PullProcessor:
 
     # Looking
 
-    def _look(self, pull: _Pull, count: int | None = None) -> Look:
+    def _look(self, pull: _Pull, count: int | None = None) -> PullLook:
         """Looks at the index, and reads the messages unless they have to come from the disk."""
         header = pull.header
         topic, queue_id = header.topic, header.queue_id
@@ -185,18 +185,18 @@ class PullProcessor:
             return self._load(scan, here=True)
         if scan.impossible >= 0:
             number, why = scan.impossible, "the queue has no place of the log there"
-            return Look(scan, error=BadEntry(number, why, topic, queue_id, number))
-        return Look(scan)
+            return PullLook(scan, error=BadEntry(number, why, topic, queue_id, number))
+        return PullLook(scan)
 
-    def _load(self, scan: Scan, here: bool = False) -> Look:
+    def _load(self, scan: Scan, here: bool = False) -> PullLook:
         begun_s = time.perf_counter()
         try:
             body = self._reader.load_here(scan) if here else self._reader.load_from_disk(scan)
         except CommitLogError as error:
-            return Look(scan, error=error)
-        return Look(scan, body, time.perf_counter() - begun_s)
+            return PullLook(scan, error=error)
+        return PullLook(scan, body, time.perf_counter() - begun_s)
 
-    def _select(self, pull: _Pull, entries_max: int = SCAN_ENTRIES_MAX) -> Look:
+    def _select(self, pull: _Pull, entries_max: int = SCAN_ENTRIES_MAX) -> PullLook:
         """As _look(), for a pull with a selector: the messages found are read already."""
         header, selector, begun_s = pull.header, pull.selector, time.perf_counter()
         assert selector is not None
@@ -204,8 +204,8 @@ class PullProcessor:
         try:
             scan, body = self._reader.select(*place, header.max_msg_nums, pull.codes, selector, entries_max)
         except CommitLogError as error:
-            return Look(Scan(PullStatus.NO_MATCHED_MESSAGE, pull.wanted, 0, 0), error=error)
-        return Look(scan, body if scan.entries else None, time.perf_counter() - begun_s)
+            return PullLook(Scan(PullStatus.NO_MATCHED_MESSAGE, pull.wanted, 0, 0), error=error)
+        return PullLook(scan, body if scan.entries else None, time.perf_counter() - begun_s)
 
     async def _selected(self, pull: _Pull) -> RemotingCommand:
         pull.may_await_dispatch = False
@@ -214,10 +214,10 @@ class PullProcessor:
 
     # Answering
 
-    def _answer(self, pull: _Pull, look: Look) -> Answer:
+    def _answer(self, pull: _Pull, look: PullLook) -> Answer:
         return self._carry_out(pull, look, decide(look, pull, self._rules))
 
-    def _carry_out(self, pull: _Pull, look: Look, decision: Decision) -> Answer:
+    def _carry_out(self, pull: _Pull, look: PullLook, decision: Decision) -> Answer:
         """The one place where a decision becomes an answer."""
         header, scan = pull.header, look.scan
         if decision is _FOUND:
@@ -236,7 +236,7 @@ class PullProcessor:
                 return self._answer(pull, look)
             self._stats.get(0, 0)  # as RocketMQ counts it: a miss now, and its answer later
             return held
-        if decision is Step.AWAIT_DISPATCH and self._barrier.reached:
+        if decision is PullStep.AWAIT_DISPATCH and self._barrier.reached:
             pull.may_await_dispatch = False
             return self._answer(pull, look)
         if type(decision) is LookAgain:
@@ -245,16 +245,16 @@ class PullProcessor:
             return self._told(pull, scan, decision)
         return self._later(pull, look, decision)
 
-    async def _later(self, pull: _Pull, look: Look, decision: Decision) -> RemotingCommand:
+    async def _later(self, pull: _Pull, look: PullLook, decision: Decision) -> RemotingCommand:
         """Awaits what the decision asks for, and decides again."""
-        if decision is Step.READ:
+        if decision is PullStep.READ:
             look = await self._offload(self._load, look.scan)
         elif isinstance(decision, Mend):
             pull.mended, error = True, decision.error
             if await self._offload(self._mend, error.topic, error.queue_id, error.queue_offset):
                 return await self._again(pull)
         else:
-            assert decision is Step.AWAIT_DISPATCH
+            assert decision is PullStep.AWAIT_DISPATCH
             await self._barrier.reach()
             pull.may_await_dispatch = False
             pull.may_be_held = pull.may_be_held and pull.selects
@@ -364,8 +364,8 @@ def keeps_offset(config: BrokerConfig) -> bool:
     return config.role.is_slave and not config.offset_check_in_slave
 
 
-def _rules_of(config: BrokerConfig) -> Rules:
-    return Rules(config.slave_read_enable, keeps_offset(config))
+def _rules_of(config: BrokerConfig) -> PullRules:
+    return PullRules(config.slave_read_enable, keeps_offset(config))
 
 
 def _pass_on(future: asyncio.Future[RemotingCommand], done: asyncio.Future[RemotingCommand]) -> None:

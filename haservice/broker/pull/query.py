@@ -34,7 +34,7 @@ MENDING = "the index is damaged and being built again from the log: messages may
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
-class Records(Protocol):
+class QueriedLog(Protocol):
     """What is read of a CommitLog."""
 
     def read_sound_record(self, offset: int) -> bytes: ...
@@ -51,7 +51,7 @@ class QueryProcessor:
 
     def __init__(
         self,
-        log: Records,
+        log: QueriedLog,
         index: Index | None,
         offload: Offload,
         rights: MessageRights,
@@ -143,7 +143,7 @@ class QueryProcessor:
         return False
 
 
-def record_at(log: Records, offset: int) -> bytes | None:
+def record_at(log: QueriedLog, offset: int) -> bytes | None:
     """The record that begins at `offset`; None if none begins there, or a damaged one.
 
     A record states where it begins, so bytes in the middle of one never pass for a record.

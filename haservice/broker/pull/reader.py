@@ -58,7 +58,7 @@ SELECT_BYTES_MAX = 16 * 1024 * 1024
 Selector = Callable[[bytes], bool]
 
 
-class QueueReader:
+class PullReader:
     """Reads queues for consumers, never beyond `readable_end()` (a physical offset: the high-water mark)."""
 
     def __init__(

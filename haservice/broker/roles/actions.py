@@ -19,7 +19,7 @@ from haservice.remoting.headers.lineage import (
     PromoteHeader,
     SwitchoverBody,
 )
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.status import SlaveStatus
 
 # -- results ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Write:
     """
 
     changes: Mapping[str, Any]
-    listed: Members | None = None
+    listed: ReplicaList | None = None
 
 
 @dataclass(frozen=True, slots=True)

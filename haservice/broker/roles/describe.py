@@ -12,7 +12,7 @@ from haservice.configuration.settings import NodeConfig
 from haservice.remoting.headers.lineage import EpochBody, LineageBody, ListBody, MembersBody, ReplicaBody
 from haservice.replication.lineage.epochs import Epoch
 from haservice.replication.lineage.file import LineageFile, LineageState
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.service import HAService
 from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveStatus
 
@@ -98,13 +98,13 @@ def epoch_bodies(epochs: Sequence[Epoch]) -> list[EpochBody]:
     ]
 
 
-def members_body(members: Members) -> MembersBody | None:
-    if members == Members():
+def members_body(members: ReplicaList) -> MembersBody | None:
+    if members == ReplicaList():
         return None
     return MembersBody(*_list(members), over=[ListBody(*_list(one)) for one in members.over])
 
 
-def _list(members: Members) -> tuple[int, int, str, int, int, Mapping[str, str], int]:
+def _list(members: ReplicaList) -> tuple[int, int, str, int, int, Mapping[str, str], int]:
     since = members.since
     return (
         members.epoch,

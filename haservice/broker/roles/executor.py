@@ -31,7 +31,7 @@ from haservice.broker.roles.machine import step, why_busy
 from haservice.broker.roles.state import Asked, Event, Hint, RoleState, SlaveAhead, Tick, View, refused
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.json_body import JSONBody
-from haservice.replication.wire.greeting import Outcome
+from haservice.replication.wire.greeting import GreetingOutcome
 from haservice.replication.wire.hello import SlaveHello
 
 PERIOD_S = 5.0
@@ -75,9 +75,9 @@ class RoleEvents:
         """A slave holds bytes that this master has lost."""
         self.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
-    def on_heard(self, hello: SlaveHello, outcome: Outcome) -> None:
+    def on_heard(self, hello: SlaveHello, outcome: GreetingOutcome) -> None:
         """A slave has greeted; if it knows a newer epoch, it is asked about that."""
-        if outcome is Outcome.OLD_MASTER:
+        if outcome is GreetingOutcome.OLD_MASTER:
             self.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:

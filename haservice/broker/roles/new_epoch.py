@@ -55,7 +55,7 @@ from haservice.remoting.headers.lineage import (
 )
 from haservice.replication.lineage.epochs import LogSpan, of_one_promotion
 from haservice.replication.lineage.file import Pledge, RoleCommand
-from haservice.replication.lineage.membership import Members, vote_of, why_unsafe_to_go_on
+from haservice.replication.lineage.membership import ReplicaList, vote_of, why_unsafe_to_go_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:
         return state, (Refuse(ticket, "that is the master that made the list: no broker waits for it"),)
-    given = Members()
+    given = ReplicaList()
     if state.who.is_slave:
         members = kept.members.written_off(gone)
         given = kept.given if kept.given.version == kept.members.version else kept.members

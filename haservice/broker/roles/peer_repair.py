@@ -67,7 +67,7 @@ Reading = Callable[[], AbstractContextManager[Fetch]]
 """Opens the connections that one pull fetches over, and closes them."""
 
 
-class ReadableLog(Protocol):
+class ComparedLog(Protocol):
     """A log that a peer's is compared with."""
 
     segment_bytes: int
@@ -78,7 +78,7 @@ class ReadableLog(Protocol):
     def read(self, offset: int, size: int) -> bytes: ...
 
 
-class MasterLog(ReadableLog, Protocol):
+class MasterLog(ComparedLog, Protocol):
     """A master's log whose appends are held."""
 
     @property
@@ -96,7 +96,7 @@ class MasterLog(ReadableLog, Protocol):
     def flush(self) -> int: ...
 
 
-class DamagedLog(ReadableLog, Protocol):
+class FencedLog(ComparedLog, Protocol):
     """A log with ranges that are fenced."""
 
     @property
@@ -114,7 +114,7 @@ class NoRecord(ProtocolError):
         self.reason = reason
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Whole records, one behind the other, that begin at `offset` and lie in one segment."""
 
     offset: int
@@ -136,7 +136,7 @@ class PulledBack(NamedTuple):
 
 def whole_records(
     fetch: Fetch, addr: str, begin: int, end: int, segment_bytes: int, *, torn_end: bool = False
-) -> Iterator[Run]:
+) -> Iterator[RecordRun]:
     """All records from `begin`, the edge of one, to `end`, blanks included, in runs.
 
     `end` is an edge, too, unless `torn_end`: then a record that goes beyond it is left out.  Raises
@@ -166,7 +166,7 @@ def whole_records(
         if found.blank and len(pending) >= whole + found.blank:
             whole += found.blank
         if whole:
-            yield Run(offset, bytes(pending[:whole]), found.records)
+            yield RecordRun(offset, bytes(pending[:whole]), found.records)
             del pending[:whole]
             offset += whole
 
@@ -299,7 +299,7 @@ def span_to_prove(own: Lineage, log: LogSpan, peer: LineageBody) -> LogSpan:
     return span
 
 
-def compare_logs(log: ReadableLog, fetch: Fetch, addr: str, floor: int, point: int) -> None:
+def compare_logs(log: ComparedLog, fetch: Fetch, addr: str, floor: int, point: int) -> None:
     """Raises ProtocolError unless the peer at `addr` has our bytes just below `point`, and at a random place
     from `floor` on that nobody can foresee.  Raises what `fetch` raises, and CommitLogError.
     """
@@ -308,7 +308,7 @@ def compare_logs(log: ReadableLog, fetch: Fetch, addr: str, floor: int, point: i
     _compare(log, fetch, addr, somewhere, min(somewhere + _SAMPLE_BYTES, point))
 
 
-def _compare(log: ReadableLog, fetch: Fetch, addr: str, begin: int, end: int) -> None:
+def _compare(log: ComparedLog, fetch: Fetch, addr: str, begin: int, end: int) -> None:
     """Raises ProtocolError unless the peer has our bytes from `begin` to `end`."""
     while begin < end:
         ours = log.read(begin, min(end - begin, READ_BYTES_MAX))
@@ -327,7 +327,7 @@ class Repairer:
 
     def __init__(
         self,
-        log: DamagedLog,
+        log: FencedLog,
         peers: Callable[[], Sequence[str]],
         reading: Reading,
         *,

@@ -332,7 +332,7 @@ def ask_after_pledge(state: RoleState, view: View) -> Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptying(Change):
+class EmptyingStore(Change):
     """Link down, log and queues emptied, epochs dropped; then the broker turns, and takes everything anew."""
 
     keep: bool
@@ -359,4 +359,4 @@ def empty(state: RoleState, ticket: int, header: ReinitHeader, view: View) -> St
         why = "this broker is the master: it would lose what no other broker may have"
         return state, (Refuse(ticket, why),)
     said = Say(LogLevel.WARNING, f"the store is emptied end={view.log.end} keep={header.keep}")
-    return state.but(change=Emptying(header.keep)), (said, Answer(ticket), StopLink())
+    return state.but(change=EmptyingStore(header.keep)), (said, Answer(ticket), StopLink())

@@ -29,7 +29,7 @@ from haservice.replication.lineage.epochs import (
     of_one_promotion,
 )
 from haservice.replication.lineage.file import HandingOver, LineageState, Replica, RoleCommand
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def new_epoch(
         "replicas": none_in_sync(state),
         "handing_over": None,
         "pledge": None,
-        "given": Members(),
+        "given": ReplicaList(),
         "whole_from": 0,
         **listed(state, number, log.end, addr, needed),
     }
@@ -382,7 +382,7 @@ def _followed(peer: LineageBody) -> NewerMaster:
     return NewerMaster(epoch.number, peer.master_addr, "", replica_id=epoch.master)
 
 
-def is_member(members: Members, peer: LineageBody) -> bool:
+def is_member(members: ReplicaList, peer: LineageBody) -> bool:
     """Whether the peer answers at the address of a replica of ours; `broker_addr` is where it was asked.
 
     A replaced machine has another replica id at the same address.
@@ -427,24 +427,24 @@ def last_heard(body: LineageBody) -> dict[str, int]:
     return heard
 
 
-def members_of(body: LineageBody) -> Members:
+def members_of(body: LineageBody) -> ReplicaList:
     """The list of replicas that a broker knows."""
     return _members_of(body.members)
 
 
-def given_of(body: LineageBody) -> Members:
+def given_of(body: LineageBody) -> ReplicaList:
     """The same list as its master gave it, if replicas were forgotten there since."""
     return _members_of(body.given)
 
 
-def _members_of(said: MembersBody | None) -> Members:
+def _members_of(said: MembersBody | None) -> ReplicaList:
     if said is None:
-        return Members()
+        return ReplicaList()
     return replace(_list_of(said), over=tuple(map(_list_of, said.over)))
 
 
-def _list_of(said: ListBody) -> Members:
-    return Members(
+def _list_of(said: ListBody) -> ReplicaList:
+    return ReplicaList(
         said.epoch,
         said.number,
         said.master,

@@ -175,7 +175,7 @@ class RoleStartup:
         self.state = executor.state
 
 
-class Following:
+class FollowedMaster:
     """Whom a slave follows: its log, and what its master keeps beside it.  `slave` is None on a master."""
 
     def __init__(
@@ -222,7 +222,7 @@ class RoleKeeper:
         opened: OpenedRole,
         ha: MasterHAService[Any] | SlaveHAService,
         slave_sync: SlaveSync,
-        following: Following,
+        following: FollowedMaster,
         events: RoleEvents,
         *,
         turn: Callable[[str], None],

@@ -8,7 +8,7 @@ from haservice.broker.roles.actions import Votes
 from haservice.broker.roles.rules import lineage_of, members_of
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.file import LineageState
-from haservice.replication.lineage.membership import Members, Vote, newest_of, vote_of
+from haservice.replication.lineage.membership import ReplicaList, Vote, newest_of, vote_of
 
 
 def others_of(kept: LineageState, own_addr: str) -> tuple[str, ...]:
@@ -27,12 +27,12 @@ def votes_of(pledged: Sequence[LineageBody]) -> list[Vote]:
     return [vote_of(one.replica_id, lineage_of(one), one.log_end, one.whole_from) for one in pledged]
 
 
-def newest_list(own: Members, pledged: Sequence[LineageBody]) -> Members:
+def newest_list(own: ReplicaList, pledged: Sequence[LineageBody]) -> ReplicaList:
     """The newest list of replicas that we or any of them know."""
     return newest_of(own, map(members_of, pledged))
 
 
-def objections_to(members: Members, votes: Votes, pledged: Sequence[LineageBody]) -> dict[str, str]:
+def objections_to(members: ReplicaList, votes: Votes, pledged: Sequence[LineageBody]) -> dict[str, str]:
     """Replica id → why it promised nothing, for those on the list that answered."""
     said = {one.addr: f"refuses: {one.why}" for one in votes.refused if one.answered}
     found = {one: said[addr] for one, addr in members.replicas.items() if addr in said}

@@ -19,7 +19,7 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
 )
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from haservice.broker.delay.redirect import delay_level, is_half, to_half, to_schedule
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.send.retries import (
@@ -54,7 +54,7 @@ _UNUSUAL = ("DELAY" + _MARK, "TRAN_MSG" + _MARK, "CLUSTER" + _MARK)
 _HALF = -1
 
 
-class Limits(NamedTuple):
+class SendRules(NamedTuple):
     """What the configuration says of sends."""
 
     cluster_name: str
@@ -69,7 +69,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SendRules,
         topics: TopicTable,
         find_group: Callable[[str], GroupConfig | None] = GroupConfig,
     ) -> None:
@@ -78,7 +78,7 @@ class Admission:
         self._find_group = find_group
         self._cluster_property = f"CLUSTER{_MARK}{limits.cluster_name}".encode()
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: SendRules) -> None:
         """Sets other limits from the next message on; the cluster stays."""
         self._limits = limits
 
@@ -88,7 +88,7 @@ class Admission:
         return self._cluster_property
 
     @property
-    def generation(self) -> tuple[DataVersion, Limits]:
+    def generation(self) -> tuple[DataVersion, SendRules]:
         """Two objects for the present topics and limits; a change replaces one of them.
 
         What is learned after this call is no older than its result.
@@ -114,7 +114,7 @@ class Admission:
 
     def message(
         self, born_host: bytes, request: RemotingCommand, unwritable: str | None
-    ) -> tuple[Message, bool, bool]:
+    ) -> tuple[NewMessage, bool, bool]:
         """(message, whether its answer waits for proofs, whether it is a batch); raises RequestError.
 
         `unwritable` is why nothing can be stored now, or None.
@@ -138,7 +138,7 @@ class Admission:
         body = request.body
         if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(len(body), len(properties))
-        message = Message(
+        message = NewMessage(
             name,
             queue_id,
             body,
@@ -173,7 +173,7 @@ class Admission:
             )
         return config
 
-    def _redirected(self, message: Message, asked: int, dead: bool, batch: bool) -> Message:
+    def _redirected(self, message: NewMessage, asked: int, dead: bool, batch: bool) -> NewMessage:
         """The message for the place where it goes first.  Raises RequestError if it cannot go there."""
         if batch:
             raise RequestError(

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from commitlog.errors import CommitLogError
-from commitlog.log.log import Run
+from commitlog.log.log import EncodedRun
 from haservice.broker.send import native
 from haservice.broker.send.admission import Admission
 from haservice.broker.stats.counters import Stats
@@ -35,10 +35,10 @@ class Log(Protocol):
     body_bytes_max: int
     record_bytes_max: int
 
-    def append_run(self, run: Run) -> CommitLogError | None: ...
+    def append_run(self, run: EncodedRun) -> CommitLogError | None: ...
 
 
-class Answers(Protocol):
+class AppendAnswers(Protocol):
     """The answers of what one append has stored."""
 
     waiting: int
@@ -52,10 +52,10 @@ class Answers(Protocol):
         ...
 
 
-class Outcome(NamedTuple):
+class AppendOutcome(NamedTuple):
     """Of one append: the answers to what was stored; `lost`, the requests that were not; and why."""
 
-    answers: Answers
+    answers: AppendAnswers
     lost: list[tuple[Connection, RemotingCommand]]
     error: Exception | None
 
@@ -107,7 +107,7 @@ class FastSends:
             position = run.take(connection, data, position, host)
         return position
 
-    def append(self) -> Outcome:
+    def append(self) -> AppendOutcome:
         """Stores and counts what is gathered, and empties the run."""
         began_s = time.monotonic()
         error: Exception | None
@@ -118,16 +118,16 @@ class FastSends:
             error = fault
         return self._finish(error, began_s)
 
-    def refuse(self, error: Exception) -> Outcome:
+    def refuse(self, error: Exception) -> AppendOutcome:
         """Stores nothing of what is gathered, and empties the run."""
         return self._finish(error, None)
 
-    def _finish(self, error: Exception | None, began_s: float | None) -> Outcome:
+    def _finish(self, error: Exception | None, began_s: float | None) -> AppendOutcome:
         count, size = self.run.stored
         answers, lost = self.run.finish()
         if began_s is not None:
             self._stats.put(count, size, time.monotonic() - began_s)
-        return Outcome(answers, [_request(*each) for each in lost], error)
+        return AppendOutcome(answers, [_request(*each) for each in lost], error)
 
     def _learn_limits(self) -> None:
         log = self._log

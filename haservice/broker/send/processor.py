@@ -23,14 +23,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
-from commitlog.kernel.records import Message
+from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.delay.redirect import Redirected
 from haservice.broker.send.admission import Admission
 from haservice.broker.send.durability import Durability, PutStatus, Wait
-from haservice.broker.send.fast_sends import Answers as RunAnswers
-from haservice.broker.send.fast_sends import FastSends, Outcome
+from haservice.broker.send.fast_sends import AppendAnswers as RunAnswers
+from haservice.broker.send.fast_sends import AppendOutcome, FastSends
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import HALF_TOPIC
 from haservice.errors import RequestError
@@ -50,16 +50,16 @@ CROWD_S = 0.0002
 CROWD_TURNS = 16
 
 # (place among the answers, request, message, whether its answer waits for proofs)
-Send = tuple[int, RemotingCommand, Message, bool]
+Send = tuple[int, RemotingCommand, NewMessage, bool]
 Answers = list[RemotingCommand | None]
 
 
 class Log(Protocol):
     """The commit log, as far as sends use it."""
 
-    def append_many(self, messages: Sequence[Message]) -> Sequence[Appended | CommitLogError]: ...
+    def append_many(self, messages: Sequence[NewMessage]) -> Sequence[Appended | CommitLogError]: ...
 
-    def append_batch(self, message: Message) -> BatchAppended: ...
+    def append_batch(self, message: NewMessage) -> BatchAppended: ...
 
     @property
     def lock_held_since(self) -> float: ...
@@ -275,7 +275,7 @@ class SendProcessor:
             return self._put_failed(error)
         return RequestError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
-    def _answer_run(self, outcome: Outcome) -> None:
+    def _answer_run(self, outcome: AppendOutcome) -> None:
         """Answers at once the sends that wait for no proof, and the others when they have theirs."""
         answers = outcome.answers
         status: PutStatus | None = PutStatus.PUT_OK
@@ -337,7 +337,7 @@ class SendProcessor:
                     "msgId": f"{self._id_prefix}{outcome.physical_offset:016X}",
                     # For a message that goes elsewhere first: the queue that it will come to.
                     "queueId": str(
-                        message.queue_id if type(message) is Message else _asked_queue_id(message)
+                        message.queue_id if type(message) is NewMessage else _asked_queue_id(message)
                     ),
                     "queueOffset": str(outcome.queue_offset),
                 },
@@ -370,7 +370,7 @@ class SendProcessor:
 
     def _put_failed(self, error: CommitLogError) -> RequestError:
         self._stats.puts_failed += 1
-        if isinstance(error, MessageIllegal):
+        if isinstance(error, MessageBeyondLimits):
             return RequestError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
         if isinstance(error, LogNotWritable):
             return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")
@@ -394,7 +394,7 @@ class SendProcessor:
             stored.answers[index] = answer
 
 
-def _asked_queue_id(message: Message) -> int:
+def _asked_queue_id(message: NewMessage) -> int:
     return message.asked_queue_id if isinstance(message, Redirected) else message.queue_id
 
 

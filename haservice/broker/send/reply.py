@@ -17,7 +17,7 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     decode_host,
     decode_properties,
     encode_properties,
@@ -55,7 +55,7 @@ _SEND_CODES = {
 
 
 class Log(Protocol):
-    def append(self, message: Message) -> Appended: ...
+    def append(self, message: NewMessage) -> Appended: ...
 
 
 class ReplyProcessor:
@@ -122,7 +122,7 @@ class ReplyProcessor:
 
     def _admitted(
         self, connection: Connection, command: RemotingCommand
-    ) -> tuple[SendMessageHeader, Message]:
+    ) -> tuple[SendMessageHeader, NewMessage]:
         """Runs the checks of a send."""
         start_ms = self._send_limits.start_accept_timestamp_ms
         if start_ms and self._clock_ms() < start_ms:
@@ -209,7 +209,7 @@ class ReplyProcessor:
         self._known[client_id] = found
         return found[1]
 
-    def _stored(self, message: Message) -> Appended | None:
+    def _stored(self, message: NewMessage) -> Appended | None:
         reason = self._unwritable()
         if reason is None:
             try:

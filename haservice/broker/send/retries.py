@@ -10,7 +10,7 @@ retry topic itself (admission.py), which is how Java clients do it if giving bac
 from __future__ import annotations
 
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
-from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode_properties, encode_properties
 from haservice.broker.delay.redirect import DELAY, WAIT, Redirected
 from haservice.broker.topics.table import RETRY_PREFIX
 
@@ -35,7 +35,7 @@ def dead_letter_topic(group: str) -> str:
 
 def sent_back(
     stored: StoredMessage, group: str, retry_queue_id: int, asked_level: int, times_max: int
-) -> tuple[Message, int]:
+) -> tuple[NewMessage, int]:
     """(the retry of a message that `group` could not consume, the delay level that it waits for).
 
     With level 0 it is a dead letter.  `asked_level` is the consumer's: 0 lets the broker choose, and below 0
@@ -51,7 +51,7 @@ def sent_back(
         topic, queue_id = retry_topic(group), retry_queue_id
         level = asked_level or FIRST_RETRY_LEVEL + stored.reconsume_times
     properties[DELAY] = str(level)
-    message = Message(
+    message = NewMessage(
         topic,
         queue_id,
         stored.body,
@@ -65,12 +65,12 @@ def sent_back(
     return message, level
 
 
-def consumed_topic(message: Message) -> str:
+def consumed_topic(message: NewMessage) -> str:
     """The original topic of a message that was sent back."""
     return decode_properties(message.properties).get(RETRY_TOPIC, message.topic)
 
 
-def to_dead_letters(message: Message, group: str) -> Redirected:
+def to_dead_letters(message: NewMessage, group: str) -> Redirected:
     """`message` on its way to the dead letters of `group`, without delay."""
     properties = decode_properties(message.properties)
     if DELAY in properties:

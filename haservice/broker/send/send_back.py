@@ -17,8 +17,8 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
-from commitlog.kernel.records import Message, decode
+from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
+from commitlog.kernel.records import NewMessage, decode
 from commitlog.log.log import Appended
 from haservice.broker.acl.message_rights import Caller, MessageRights
 from haservice.broker.delay.redirect import to_schedule
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 class Log(Protocol):
     """The commit log, as far as messages come back to it."""
 
-    def append(self, message: Message, /) -> Appended: ...
+    def append(self, message: NewMessage, /) -> Appended: ...
 
     def read_record(self, offset: int) -> bytes: ...
 
@@ -68,7 +68,7 @@ class SendBackProcessor:
         delay_level_max: int,
         is_slave: bool,
         unwritable: Callable[[], str | None] = lambda: None,
-        on_sent_back: Callable[[str, str, Message, int], None] = lambda topic, group, stored, size: None,
+        on_sent_back: Callable[[str, str, NewMessage, int], None] = lambda topic, group, stored, size: None,
     ) -> None:
         """`unwritable` says why nothing can be stored now, besides what the log itself says; `on_sent_back`
         is called with (topic, group) of each message that came back, with what was stored, and its bytes."""
@@ -146,7 +146,7 @@ class SendBackProcessor:
             logger.debug("message sent back without its proof status=%s end=%d", status.name, appended.end)
         return command.answer()
 
-    def _on_its_way(self, group: str, message: Message, level: int) -> Message:
+    def _on_its_way(self, group: str, message: NewMessage, level: int) -> NewMessage:
         """The message for the queue where it waits, or for its final queue."""
         if message.topic == dead_letter_topic(group):
             self._topics.find_or_create(message.topic, DLQ_QUEUE_NUMS, PERM_READ | PERM_WRITE)
@@ -159,13 +159,13 @@ class SendBackProcessor:
         if reason is not None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"SERVICE_NOT_AVAILABLE: {reason}")
 
-    def _append(self, message: Message) -> Appended:
+    def _append(self, message: NewMessage) -> Appended:
         try:
             return self._log.append(message)
         except CommitLogError as error:
             status = "UNKNOWN_ERROR"
             if isinstance(error, LogNotWritable):
                 status = "SERVICE_NOT_AVAILABLE"
-            elif isinstance(error, MessageIllegal):
+            elif isinstance(error, MessageBeyondLimits):
                 status = "MESSAGE_ILLEGAL"
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"{status}: {error}") from None

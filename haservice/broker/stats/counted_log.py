@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from commitlog.kernel.records import Message
+from commitlog.kernel.records import NewMessage
 from commitlog.log.log import Appended
 from haservice.broker.stats.counters import Stats
 
 
 class Log(Protocol):
-    def append(self, message: Message, /) -> Appended: ...
+    def append(self, message: NewMessage, /) -> Appended: ...
 
     def read_record(self, offset: int) -> bytes: ...
 
@@ -29,7 +29,7 @@ class CountedLog:
         self._log = log
         self._stats = stats
 
-    def append(self, message: Message) -> Appended:
+    def append(self, message: NewMessage) -> Appended:
         began_s = time.monotonic()
         appended = self._log.append(message)
         self._stats.put(1, appended.end - appended.physical_offset, time.monotonic() - began_s)

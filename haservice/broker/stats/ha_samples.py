@@ -56,7 +56,7 @@ class Log(Protocol):
     def flushed(self) -> int: ...
 
 
-class Dispatcher(Protocol):
+class SampledDispatch(Protocol):
     @property
     def position(self) -> int: ...
 
@@ -77,7 +77,7 @@ class HASamples:
         self,
         root: Path,
         log: Log,
-        dispatcher: Dispatcher,
+        dispatcher: SampledDispatch,
         replication: Replication,
         interval_s: float,
         *,

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.store_view import StoreQueues
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.stats.traffic import Rate, Traffic
 from haservice.broker.topics.table import TopicTable
@@ -44,7 +44,7 @@ class OverviewProcessor:
         topics: TopicTable,
         clients: ClientTable,
         offsets: ConsumerOffsets,
-        view: StoreView,
+        view: StoreQueues,
         traffic: Traffic,
         offload: Offload,
     ) -> None:

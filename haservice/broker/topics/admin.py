@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from haservice.bounds import QUEUES_MAX
-from haservice.broker.metadata.store_view import StoreView
+from haservice.broker.metadata.store_view import StoreQueues
 from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.topics.table import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
@@ -55,7 +55,7 @@ class TopicProcessor:
         self,
         topics: TopicTable,
         queues: Queues,
-        view: StoreView,
+        view: StoreQueues,
         offload: Offload,
         *,
         broker_name: str,

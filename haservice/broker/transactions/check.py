@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from commitlog.errors import CommitLogError, CorruptRecord, MessageIllegal, OffsetNotFound
+from commitlog.errors import CommitLogError, CorruptRecord, MessageBeyondLimits, OffsetNotFound
 from commitlog.kernel.records import (
     StoredMessage,
     decode,
@@ -45,7 +45,7 @@ from haservice.broker.transactions.half_messages import (
     discarded,
     number_of,
 )
-from haservice.broker.transactions.walk import Check, Discard, Limits, Op, Rules, Step, Walk
+from haservice.broker.transactions.walk import Check, CheckRound, Discard, Limits, Op, Step, TransactionRules
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.transactions import CheckTransactionStateHeader
 
@@ -90,7 +90,7 @@ class TransactionCheck:
         store: Store,
         offsets: ConsumerOffsets,
         topics: TopicTable,
-        rules: Rules,
+        rules: TransactionRules,
         *,
         ends: Ends,
         interval_s: float,
@@ -123,13 +123,13 @@ class TransactionCheck:
         self._throttle = LogThrottle()
         self._limits = limits
         # None before the first round, which begins at the offsets of the table.
-        self._walk: Walk | None = None
+        self._walk: CheckRound | None = None
         self._reached: Progress | None = None
         # Progress that is not in the table yet, each with the log's end at that time.
         self._unsafe: deque[tuple[Progress, int]] = deque()
         self._built_from = store.log.end
 
-    def configure(self, rules: Rules, interval_s: float) -> None:
+    def configure(self, rules: TransactionRules, interval_s: float) -> None:
         """Sets other rules from the next round on, another interval at once.  Any thread."""
         self._rules = rules
         self._interval_s = interval_s
@@ -185,9 +185,9 @@ class TransactionCheck:
             self._unsafe.append((self._reached, self._log.end))
         return walk.out_of_time
 
-    def _new_walk(self) -> Walk:
+    def _new_walk(self) -> CheckRound:
         self._reached = self._progress(HALF_TOPIC), self._progress(OP_HALF_TOPIC)
-        return Walk(
+        return CheckRound(
             _Halves(self._store),
             _Ops(self._store),
             self._rules,
@@ -208,7 +208,7 @@ class TransactionCheck:
         if step.copy is not None:
             try:
                 appended = self._log.append(step.copy)
-            except MessageIllegal as error:
+            except MessageBeyondLimits as error:
                 # With its marks it cannot be stored: it is too large for today's limits.
                 self._discard(Discard(half, discarded(half), f"it cannot be put back: {error}"))
                 return
@@ -228,7 +228,7 @@ class TransactionCheck:
         self._topics.find_or_create(CHECK_MAX_TIME_TOPIC, 1)
         try:
             self._log.append(step.copy)
-        except MessageIllegal as error:
+        except MessageBeyondLimits as error:
             logger.error(
                 "half message not moved, it stays in the log id=%s reason=%s", half.message_id, error
             )

@@ -13,7 +13,7 @@ from collections import deque
 from enum import IntEnum
 
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_ROLLBACK
-from commitlog.kernel.records import Message, StoredMessage, decode_properties, encode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode_properties, encode_properties
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, restored
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 
@@ -56,7 +56,7 @@ def original_of(half: StoredMessage, properties: dict[str, str]) -> int:
     return number_of(properties.get(ORIGINAL, ""), half.queue_offset)
 
 
-def committed(half: StoredMessage) -> Message:
+def committed(half: StoredMessage) -> NewMessage:
     """The message that consumers get, as RocketMQ writes it: its properties are those of the half message.
 
     Raises ValueError for a half message that does not say where it belongs.
@@ -67,9 +67,9 @@ def committed(half: StoredMessage) -> Message:
     return message
 
 
-def op_message(half_offset: int, host: bytes, now_ms: int) -> Message:
+def op_message(half_offset: int, host: bytes, now_ms: int) -> NewMessage:
     """The op record: the half message with this queue offset has ended."""
-    return Message(
+    return NewMessage(
         OP_HALF_TOPIC,
         QUEUE_ID,
         str(half_offset).encode(),
@@ -79,17 +79,17 @@ def op_message(half_offset: int, host: bytes, now_ms: int) -> Message:
     )
 
 
-def half_copy(half: StoredMessage, properties: dict[str, str]) -> Message:
+def half_copy(half: StoredMessage, properties: dict[str, str]) -> NewMessage:
     """A copy of `half` for the half queue, with other properties."""
     return _moved(half, HALF_TOPIC, encode_properties(properties))
 
 
-def discarded(half: StoredMessage) -> Message:
+def discarded(half: StoredMessage) -> NewMessage:
     """`half` for the topic of undecided messages, from which request 323 brings it back."""
     return _moved(half, CHECK_MAX_TIME_TOPIC, half.properties)
 
 
-def resumed(stored: StoredMessage) -> Message:
+def resumed(stored: StoredMessage) -> NewMessage:
     """A discarded message as a new half message, with no checks counted."""
     properties = decode_properties(stored.properties)
     properties.pop(ORIGINAL, None)
@@ -97,8 +97,8 @@ def resumed(stored: StoredMessage) -> Message:
     return _moved(stored, HALF_TOPIC, encode_properties(properties))
 
 
-def _moved(half: StoredMessage, topic: str, properties: bytes) -> Message:
-    return Message(
+def _moved(half: StoredMessage, topic: str, properties: bytes) -> NewMessage:
+    return NewMessage(
         topic,
         QUEUE_ID,
         half.body,

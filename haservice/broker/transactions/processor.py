@@ -21,8 +21,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from commitlog.errors import CommitLogError, LogNotWritable, MessageIllegal
-from commitlog.kernel.records import Message, StoredMessage, decode, decode_properties, parse_message_id
+from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
+from commitlog.kernel.records import NewMessage, StoredMessage, decode, decode_properties, parse_message_id
 from commitlog.log.log import Appended, wall_clock_ms
 from haservice.broker.acl.message_rights import Caller, MessageRights
 from haservice.broker.groups.consumers import ClientTable
@@ -56,7 +56,7 @@ UNKNOWN = 0
 class Log(Protocol):
     """The parts of the commit log that ends of transactions use."""
 
-    def append(self, message: Message) -> Appended: ...
+    def append(self, message: NewMessage) -> Appended: ...
 
     def read_record(self, offset: int) -> bytes: ...
 
@@ -160,7 +160,7 @@ class TransactionProcessor:
     def _append_final(self, half: StoredMessage) -> int:
         try:
             return self._log.append(committed(half)).end
-        except MessageIllegal as error:
+        except MessageBeyondLimits as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from None
         except LogNotWritable as error:
             raise RequestError(

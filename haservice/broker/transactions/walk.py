@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from commitlog.kernel.records import Message, StoredMessage, decode_properties
+from commitlog.kernel.records import NewMessage, StoredMessage, decode_properties
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, REAL_TOPIC
 from haservice.broker.transactions.half_messages import (
     ENDS_MAX,
@@ -111,7 +111,7 @@ class OpQueue(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TransactionRules:
     """The configuration of transactions."""
 
     timeout_ms: int
@@ -120,7 +120,7 @@ class Rules:
     round_ms: int = ROUND_MS
 
     @classmethod
-    def of(cls, config: NodeConfig) -> Rules:
+    def of(cls, config: NodeConfig) -> TransactionRules:
         broker = config.broker
         return cls(
             broker.transaction_timeout_ms,
@@ -144,7 +144,7 @@ class PutBack(NamedTuple):
     """Append `copy`, so that the walk can pass `half`."""
 
     half: StoredMessage
-    copy: Message
+    copy: NewMessage
 
 
 class Check(NamedTuple):
@@ -152,14 +152,14 @@ class Check(NamedTuple):
 
     half: StoredMessage
     properties: dict[str, str]
-    copy: Message | None
+    copy: NewMessage | None
 
 
 class Discard(NamedTuple):
     """Give up `half`, and append `copy` where an operator finds it."""
 
     half: StoredMessage
-    copy: Message
+    copy: NewMessage
     reason: str
 
 
@@ -197,7 +197,7 @@ class _Open:
         return next(iter(self.checks), None)
 
 
-class Walk:
+class CheckRound:
     """Iterate over `steps`, carry out each before asking for the next, and stop if one fails.  Then `progress()`
     is the new progress.
     """
@@ -206,7 +206,7 @@ class Walk:
         self,
         halves: HalfQueue,
         ops: OpQueue,
-        rules: Rules,
+        rules: TransactionRules,
         *,
         half_offset: int | None,
         op_offset: int | None,

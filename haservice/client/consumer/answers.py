@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from commitlog.kernel import records
 from commitlog.log.log import wall_clock_ms
-from haservice.client.consumer.callback.handler import Outcome, RetryLater
+from haservice.client.consumer.callback.handler import ConsumeOutcome, RetryLater
 from haservice.client.consumer.group import PUSH, GroupMember
-from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.locks import ConsumerLocks
 from haservice.client.consumer.queues.offsets import Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.stats import ConsumerStats
@@ -45,7 +45,7 @@ from haservice.remoting.headers.clients import ConsumerGroupHeader
 
 VERSION_TEXT = "V4_9_8"
 
-Directly = Callable[[Received], Awaitable[Outcome[Received]]]
+Directly = Callable[[Received], Awaitable[ConsumeOutcome[Received]]]
 
 
 class Answers:
@@ -60,7 +60,7 @@ class Answers:
         *,
         threads: int = 0,
         orderly: bool = False,
-        locks: QueueLocks | None = None,
+        locks: ConsumerLocks | None = None,
         directly: Directly | None = None,
     ) -> None:
         """`directly` calls the callback; a pull consumer has none."""

@@ -48,7 +48,7 @@ LOCK_S = 3.0
 AWAY_S = 3.0
 
 
-class PullStatus(Enum):
+class PullOutcome(Enum):
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MSG"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MSG"
@@ -56,18 +56,18 @@ class PullStatus(Enum):
 
 
 _STATUSES = {
-    int(ResponseCode.SUCCESS): PullStatus.FOUND,
-    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MESSAGE,
-    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MESSAGE,
-    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_MOVED,
+    int(ResponseCode.SUCCESS): PullOutcome.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullOutcome.NO_NEW_MESSAGE,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullOutcome.NO_MATCHED_MESSAGE,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullOutcome.OFFSET_MOVED,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullAnswer:
     """The answer to a pull.  `messages` are those of the broker's that the subscription wants."""
 
-    status: PullStatus
+    status: PullOutcome
     messages: Sequence[Received]
     next_offset: int
     min_offset: int
@@ -152,7 +152,7 @@ class GroupCalls:
         limits: PullLimits,
         *,
         commit: int | None = None,
-    ) -> Pulled:
+    ) -> PullAnswer:
         """Request 11.  The broker also stores the offset `commit`.  Raises RemotingError."""
         in_pull = limits.sql_in_pulls or not subscription.sql
         sys_flag = (SUSPEND if limits.suspend_s > 0 else 0) | (SUBSCRIPTION if in_pull else 0)
@@ -177,12 +177,12 @@ class GroupCalls:
         fields = PullMessageResponseHeader.decode(answer.ext)
         status = _STATUSES[answer.code]
         messages: list[Received] = []
-        if status is PullStatus.FOUND:
+        if status is PullOutcome.FOUND:
             tags = subscription.tags
             found = (Received.of(record, queue.broker_name) for record in decode_all(answer.body))
             # The broker compares hashes, which two tags may share.
             messages = [message for message in found if not tags or message.tags in tags]
-        return Pulled(
+        return PullAnswer(
             status,
             messages,
             fields.next_begin_offset,

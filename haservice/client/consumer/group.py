@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.queues.allocation import Allocate, averagely
-from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.locks import ConsumerLocks
 from haservice.client.consumer.queues.offsets import ConsumeFrom, Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.queues.rebalance import TopicView, plan
@@ -51,7 +51,7 @@ PULL = "CONSUME_ACTIVELY"
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class GroupMembership:
     """How a consumer joins its group."""
 
     group: str
@@ -69,11 +69,11 @@ class GroupMember:
         self,
         session: Session,
         calls: GroupCalls,
-        membership: Membership,
+        membership: GroupMembership,
         offsets: Offsets,
         make_reader: Callable[[MessageQueue, Subscription], QueueReader],
         *,
-        locks: QueueLocks | None = None,
+        locks: ConsumerLocks | None = None,
         on_release: Callable[[QueueReader], Awaitable[None]] | None = None,
     ) -> None:
         """`on_release` is awaited before a queue goes to others: until nothing of it is consumed here."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from haservice.client.consumer.queues.allocation import Allocate, averagely
-from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.in_flight import QueueLimits
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = QueueLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ConsumerOptions:
     allocate: Allocate = averagely
     pull_batch: int = 32
     suspend_s: float = 15.0
-    limits: Limits = DEFAULT_LIMITS
+    limits: QueueLimits = DEFAULT_LIMITS
     offsets_directory: Path | None = None
     orderly: bool = False
     consume_threads: int = 20

@@ -20,7 +20,7 @@ from typing import Self
 from haservice.client.blocking import BlockingFace
 from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.calls import GroupCalls, PullLimits
-from haservice.client.consumer.group import PULL, GroupMember, Membership
+from haservice.client.consumer.group import PULL, GroupMember, GroupMembership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
@@ -98,7 +98,7 @@ class AsyncPullConsumer:
         self._member = GroupMember(
             session,
             self._calls,
-            Membership(
+            GroupMembership(
                 group,
                 consume_type=PULL,
                 broadcasting=consuming.broadcasting,

@@ -22,14 +22,14 @@ from haservice.client.blocking import CLOSE_S, BlockingFace
 from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.callback.concurrent import Concurrent
 from haservice.client.consumer.callback.give_back import MAX_RECONSUME_TIMES, GiveBack
-from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
+from haservice.client.consumer.callback.handler import DEAD_LETTER, ConsumeOutcome, Handler
 from haservice.client.consumer.callback.orderly import Orderly
 from haservice.client.consumer.callback.traces import encode
 from haservice.client.consumer.calls import GroupCalls, PullLimits
-from haservice.client.consumer.group import GroupMember, Membership
+from haservice.client.consumer.group import GroupMember, GroupMembership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
 from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
-from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.locks import ConsumerLocks
 from haservice.client.consumer.queues.offsets import begin_at
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
@@ -82,7 +82,7 @@ class AsyncPushConsumer:
             timeout_s=consuming.consume_timeout_s,
         )
         self._offsets = offsets_of(session, self._calls, consuming)
-        self._locks = QueueLocks(self._calls) if consuming.orderly and not consuming.broadcasting else None
+        self._locks = ConsumerLocks(self._calls) if consuming.orderly and not consuming.broadcasting else None
         self._consumption = self._orderly() if consuming.orderly else self._concurrent()
         self._reading = Reading(
             calls=self._calls,
@@ -99,7 +99,7 @@ class AsyncPushConsumer:
         self._member = GroupMember(
             session,
             self._calls,
-            Membership(
+            GroupMembership(
                 group,
                 broadcasting=consuming.broadcasting,
                 consume_from=consuming.consume_from,
@@ -271,7 +271,7 @@ class AsyncPushConsumer:
             max_reconsume_times=consuming.max_reconsume_times,
         )
 
-    def _note(self, topic: str, outcome: Outcome[Received]) -> None:
+    def _note(self, topic: str, outcome: ConsumeOutcome[Received]) -> None:
         self._stats.consumed(topic, outcome.seconds, outcome.consumed, len(outcome.failed))
         if self._traces is not None:
             entries = encode(self.group, self.session.new_key(), wall_clock_ms(), outcome)
@@ -290,7 +290,7 @@ class AsyncPushConsumer:
     async def _begin_at(self, queue: MessageQueue) -> int:
         return await begin_at(queue, self._offsets, self._calls, self.consuming.consume_from)
 
-    async def _directly(self, message: Received) -> Outcome[Received]:
+    async def _directly(self, message: Received) -> ConsumeOutcome[Received]:
         (outcome,) = await self._handler.call([[message]])
         return outcome
 

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from commitlog.disk.files import OSFiles
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.options import LogOptions
 from commitlog.store import Store
 from haservice.terminal.output import echo_line
@@ -70,11 +70,11 @@ def options_of(root: Path, queue_file_bytes: int = QUEUE_FILE_BYTES) -> LogOptio
 
 def fill(store: Store, numbers: Iterable[int], queues: int, body: bytes = b"x" * 128) -> None:
     """Appends a message for each number, to the queues by turns, and dispatches all."""
-    some: list[Message] = []
+    some: list[NewMessage] = []
     for number in numbers:
         topic, queue_id = queue_name(number % queues)
         properties = encode_properties({"UNIQ_KEY": f"7F0000010A5B18B4AAC2{number:012X}", "TAGS": "TagA"})
-        some.append(Message(topic, queue_id, body, properties, born_host=STORE_HOST))
+        some.append(NewMessage(topic, queue_id, body, properties, born_host=STORE_HOST))
         if len(some) == GROUP:
             store.log.append_many(some)
             some.clear()

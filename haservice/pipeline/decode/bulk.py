@@ -31,7 +31,7 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.loops import LAYOUT
 from commitlog.kernel.records import decode_host
-from haservice.pipeline.decode.properties import Properties
+from haservice.pipeline.decode.properties import RecordProperties
 from haservice.pipeline.decode.texts import Coded, Flags, Ints, coded, is_utf8
 
 # A batch holds this much log, unless a record is larger, and this many rows.  Its data then stay in the
@@ -47,7 +47,7 @@ _BEHIND_STORE_HOST = ("reconsume_times", "prepared_offset", "body_size")
 _HEX = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper().encode(), np.uint32)
 
 
-class Window:
+class LogWindow:
     """Bytes of one segment, from log offset `offset` on; from there the segment has `room` bytes."""
 
     __slots__ = ("bytes", "data", "offset", "room", "view")
@@ -68,7 +68,7 @@ class Window:
 
 
 def sound_run(
-    window: Window, until: int | None = None, rows_max: int = ROWS_MAX, *, anywhere: bool = False
+    window: LogWindow, until: int | None = None, rows_max: int = ROWS_MAX, *, anywhere: bool = False
 ) -> Records:
     """The sound records that follow each other from the window's begin on, and begin in it before `until`.
 
@@ -83,7 +83,7 @@ def sound_run(
     return records.first(int(np.append(records.has_topic, False).argmin()))
 
 
-def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) -> tuple[Records, Flags]:
+def sound_at(window: LogWindow, places: Ints, sizes: Ints, physical_offsets: Ints) -> tuple[Records, Flags]:
     """The sound ones of the records of these `sizes` that begin at `places`, and a flag for each place."""
     layout = np.empty((len(LAYOUT), len(places)), np.int64)
     sound = np.empty(len(places), np.bool_)
@@ -94,7 +94,7 @@ def sound_at(window: Window, places: Ints, sizes: Ints, physical_offsets: Ints) 
     return records.where(has_topic), sound
 
 
-def candidates(window: Window) -> tuple[Records, Ints]:
+def candidates(window: LogWindow) -> tuple[Records, Ints]:
     """Places in the window where sound records seem to begin, also inside of bodies.  Then places of records
     that the window cuts off: of those only the magic and their own offset were checked.
     """
@@ -114,7 +114,7 @@ class Records:
 
     def __init__(
         self,
-        window: Window,
+        window: LogWindow,
         layout: Ints,
         physical_offsets: Ints | None = None,
         topics: Coded | None = None,
@@ -194,8 +194,8 @@ class Records:
         return column.astype(column.dtype.newbyteorder("="))
 
     @cached_property
-    def properties(self) -> Properties:
-        return Properties(self.window.data, self.properties_at, self.properties_end)
+    def properties(self) -> RecordProperties:
+        return RecordProperties(self.window.data, self.properties_at, self.properties_end)
 
     @cached_property
     def sums_match(self) -> Flags:
@@ -244,7 +244,7 @@ def _hex_ids(hosts: npt.NDArray[Any], physical_offsets: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
 
 
-def is_blank(window: Window, place: int) -> bool:
+def is_blank(window: LogWindow, place: int) -> bool:
     """Whether the rest of the segment from `place` on is a blank."""
     if window.bytes - place < BLANK_BYTES:
         return False

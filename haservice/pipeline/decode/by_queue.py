@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pyspark.sql.datasource import InputPartition
 
 from commitlog.kernel.layout import RECORD_BYTES_MIN
-from haservice.pipeline.decode.bulk import ROWS_MAX, WINDOW_BYTES, Records, Window, sound_at
+from haservice.pipeline.decode.bulk import ROWS_MAX, WINDOW_BYTES, LogWindow, Records, sound_at
 from haservice.pipeline.decode.scan import Damage, judge
 from haservice.pipeline.decode.selection import Selection
 from haservice.pipeline.sources.options import offsets_of
@@ -40,7 +40,7 @@ _ENTRIES_PER_TASK = 1 << 18
 
 
 @dataclass(frozen=True)
-class QueueRange(InputPartition):
+class EntryRange(InputPartition):
     """Entries `begin` up to `end` of one queue; their records lie from `low` up to `high`."""
 
     broker_name: str
@@ -55,7 +55,7 @@ class QueueRange(InputPartition):
 
 def ranges_by_queue(
     name: str, view: StoreView, low: int, high: int, selection: Selection, partitions_min: int
-) -> tuple[list[QueueRange], int] | None:
+) -> tuple[list[EntryRange], int] | None:
     """Ranges of queues for what is wanted of the log from `low` on, and up to where they are complete.
 
     None if reading the log itself is better: the wanted topics fill too much of it, or after a crash nobody
@@ -81,7 +81,7 @@ def ranges_by_queue(
     step = min(_ENTRIES_PER_TASK, max(1, -(-count // partitions_min)))
     segment_bytes = view.segments()[0].size
     parts = [
-        QueueRange(name, view.log_directory, segment_bytes, queue, at, min(at + step, end), low, high)
+        EntryRange(name, view.log_directory, segment_bytes, queue, at, min(at + step, end), low, high)
         for queue, begin, end in wanted
         for at in range(begin, end, step)
     ]
@@ -119,7 +119,7 @@ def _mean_bytes(queue: QueueView, begin: int, end: int) -> float:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
-def pieces_by_queue(part: QueueRange) -> Iterator[tuple[LogSegment, Records | Damage]]:
+def pieces_by_queue(part: EntryRange) -> Iterator[tuple[LogSegment, Records | Damage]]:
     """The records of a range, with their segment; Damage where an entry points at no record."""
     for at in range(part.begin, part.end, ROWS_MAX):
         entries = part.queue.entries(at, min(at + ROWS_MAX, part.end))
@@ -130,12 +130,12 @@ def pieces_by_queue(part: QueueRange) -> Iterator[tuple[LogSegment, Records | Da
                     yield segment, piece
 
 
-def _segment(part: QueueRange, offset: int) -> LogSegment:
+def _segment(part: EntryRange, offset: int) -> LogSegment:
     start = offset - offset % part.segment_bytes
     return LogSegment(segment_path(part.log_directory, start), start, part.segment_bytes)
 
 
-def _by_segment(part: QueueRange, entries: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+def _by_segment(part: EntryRange, entries: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     offsets = entries["offset"].astype(np.int64)
     inside = entries[(offsets >= part.low) & (offsets < part.high) & (entries["size"] != PRE_BLANK_SIZE)]
     if len(inside):
@@ -166,7 +166,7 @@ def _judged(log: OpenSegment, parts: list[bytes], offsets: list[int]) -> Iterato
     """The sound records of these parts, and each other part as damage."""
     data = b"".join(parts)
     sizes = np.array([len(part) for part in parts], np.int64)
-    window, places = Window(data, 0, len(data)), np.cumsum(sizes) - sizes
+    window, places = LogWindow(data, 0, len(data)), np.cumsum(sizes) - sizes
     records, sound = sound_at(window, places, sizes, np.array(offsets, np.int64))
     for number in np.flatnonzero(~sound).tolist():
         found, reason = judge(log, offsets[number], log.end)

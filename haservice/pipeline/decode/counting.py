@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, MapType, StructField, StructType
 
 from commitlog.kernel import loops
 from haservice.errors import ConfigError
-from haservice.pipeline.decode.bulk import Records, Window, sound_run
+from haservice.pipeline.decode.bulk import LogWindow, Records, sound_run
 from haservice.pipeline.decode.schema import arrow_schema, spark_schema
 from haservice.pipeline.decode.texts import is_utf8, texts_at
 
@@ -52,10 +52,10 @@ def counted_columns(keys: Sequence[str]) -> pa.Schema:
     return pa.schema([*numbered, (BODY_BYTES, pa.int64()), (STORE_BYTES, pa.int64())])
 
 
-class Tally:
+class TopicTally:
     """A run of sound records, reduced to the sums of each topic."""
 
-    def __init__(self, window: Window, until: int) -> None:
+    def __init__(self, window: LogWindow, until: int) -> None:
         topics, sums = np.empty((_TOPICS_MAX, 2), np.int64), np.empty((_TOPICS_MAX, len(_SUMS)), np.int64)
         count, stop = loops.tally(window.view, until, window.offset, topics, sums)
         self.topics = texts_at(window.data, topics[:count])
@@ -70,18 +70,18 @@ class Tally:
             yield (topic.decode(),), sums
 
 
-def tallied(window: Window, until: int) -> Tally | Records:
+def tallied(window: LogWindow, until: int) -> TopicTally | Records:
     """The window as a tally; as records where one's topic is not UTF-8, for that one is not sound."""
-    tally = Tally(window, until)
+    tally = TopicTally(window, until)
     return tally if all(map(is_utf8, tally.topics)) else sound_run(window, until)
 
 
-def counted(pieces: Iterable[pa.RecordBatch | Tally], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def counted(pieces: Iterable[pa.RecordBatch | TopicTally], keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Adds up tallies and batches of counted_columns: a row of counts_schema for each value of the keys."""
     schema = pa.schema([*arrow_schema(spark_schema(keys)), *((name, pa.int64()) for name in _SUMS)])
     sums: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:
-        for value, found in piece.groups() if isinstance(piece, Tally) else _groups(piece, keys):
+        for value, found in piece.groups() if isinstance(piece, TopicTally) else _groups(piece, keys):
             known = sums.setdefault(value, [0, 0, 0])
             for place, number in enumerate(found):
                 known[place] += number

@@ -20,7 +20,7 @@ _COUNTS_MAX = 1 << 23
 _PIECE_BYTES_MIN = 4
 
 
-class Properties:
+class RecordProperties:
     """The properties of each record, which lie in `data` from its begin to its end."""
 
     def __init__(self, data: Bytes, begins: Ints, ends: Ints) -> None:

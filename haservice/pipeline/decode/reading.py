@@ -13,14 +13,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from haservice.errors import HAServiceError
-from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, Window, sound_run
-from haservice.pipeline.decode.by_queue import QueueRange, pieces_by_queue
+from haservice.pipeline.decode.bulk import WINDOW_BYTES, LogWindow, Records, sound_run
+from haservice.pipeline.decode.by_queue import EntryRange, pieces_by_queue
 from haservice.pipeline.decode.columns import record_batch
-from haservice.pipeline.decode.counting import BODY_BYTES, STORE_BYTES, Tally, counted, tallied
+from haservice.pipeline.decode.counting import BODY_BYTES, STORE_BYTES, TopicTally, counted, tallied
 from haservice.pipeline.decode.scan import Damage, edge, runs
 from haservice.pipeline.decode.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX
 from haservice.pipeline.decode.selection import Selection
-from haservice.pipeline.sources.options import LogOptions, Mode
+from haservice.pipeline.sources.options import LogSourceOptions, Mode
 from haservice.pipeline.sources.store_view import LogSegment, OpenSegment, SegmentGone
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class DamagedLog(HAServiceError):
 
 
 @dataclass(frozen=True)
-class LogRange(InputPartition):
+class SegmentRange(InputPartition):
     """The records of one segment that begin from `begin` up to `end`.
 
     If `begin` may be no edge, the worker starts at the first edge behind it; the worker of the range before
@@ -65,23 +65,23 @@ class RangeReader:
     """Reads ranges as rows of `schema`, or as what countBy makes of them."""
 
     schema: pa.Schema
-    options: LogOptions
+    options: LogSourceOptions
     selection: Selection
 
-    def rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch]:
+    def rows(self, part: SegmentRange | EntryRange) -> Iterator[pa.RecordBatch]:
         """Raises DamagedLog in mode FAILFAST, and SegmentGone unless the user accepts data loss."""
         settle()
         rows = self._rows(part)
         return counted(rows, self.options.count_by) if self.options.count_by else rows
 
-    def _rows(self, part: LogRange | QueueRange) -> Iterator[pa.RecordBatch | Tally]:
-        found = self._of_log(part) if isinstance(part, LogRange) else pieces_by_queue(part)
+    def _rows(self, part: SegmentRange | EntryRange) -> Iterator[pa.RecordBatch | TopicTally]:
+        found = self._of_log(part) if isinstance(part, SegmentRange) else pieces_by_queue(part)
         try:
             for segment, piece in found:
                 if isinstance(piece, Damage):
                     yield from self._damaged(part.broker_name, segment, piece)
                     continue
-                if isinstance(piece, Tally):
+                if isinstance(piece, TopicTally):
                     yield piece
                     continue
                 records = self._with_sums(segment, self.selection.choose(piece, part.broker_name))
@@ -94,7 +94,7 @@ class RangeReader:
                 raise
             logger.warning("range not read begin=%d end=%d: %s", part.begin, part.end, error)
 
-    def _of_log(self, part: LogRange) -> Iterator[tuple[LogSegment, Records | Tally | Damage]]:
+    def _of_log(self, part: SegmentRange) -> Iterator[tuple[LogSegment, Records | TopicTally | Damage]]:
         if part.torn is not None:
             yield part.segment, Damage(part.begin, part.end, part.torn)
             return
@@ -106,7 +106,7 @@ class RangeReader:
             for piece in runs(log, begin, part.end, part.limit, WINDOW_BYTES, run):
                 yield part.segment, piece
 
-    def _is_skipped(self, part: LogRange, log: OpenSegment, begin: int) -> bool:
+    def _is_skipped(self, part: SegmentRange, log: OpenSegment, begin: int) -> bool:
         """Whether nothing in the range was stored in the wanted time.  Never true of the log's last range."""
         if begin >= part.end or part.end == part.limit:
             return False
@@ -164,6 +164,6 @@ def first_stored_ms(log: OpenSegment, offset: int) -> int | None:
     """When the record at `offset` was stored; None if no record begins there, or a very long one."""
     if not log.start <= offset < log.end:
         return None
-    window = Window(log.read(offset, min(_LOOK_BYTES, log.end - offset)), offset, log.end - offset)
+    window = LogWindow(log.read(offset, min(_LOOK_BYTES, log.end - offset)), offset, log.end - offset)
     records = sound_run(window, rows_max=1)
     return int(records.store_ms[0]) if len(records) else None

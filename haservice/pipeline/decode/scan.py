@@ -34,7 +34,7 @@ from commitlog.kernel.layout import (
     SYS_HOSTS_V6,
 )
 from commitlog.kernel.records import parse_head
-from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, Window, candidates, is_blank, sound_run
+from haservice.pipeline.decode.bulk import WINDOW_BYTES, LogWindow, Records, candidates, is_blank, sound_run
 from haservice.pipeline.decode.texts import Ints
 
 # The largest record of a broker with the default maxMessageSize: edge() relies on none being larger.
@@ -48,7 +48,7 @@ _TAIL_BYTES_MAX = 2 + 65_535 + 2 + 32_767
 _INT = struct.Struct(">i")
 
 
-class Log(Protocol):
+class ScannedSegment(Protocol):
     """What scans need of an open segment; offsets are those of the log."""
 
     @property
@@ -75,7 +75,7 @@ class Damage(NamedTuple):
         return f"record at {self.begin}: {self.reason}; {self.end - self.begin} bytes up to {self.end}"
 
 
-class Run(Protocol):
+class SoundRun(Protocol):
     """What a caller makes of sound records that follow each other."""
 
     def __len__(self) -> int: ...
@@ -84,11 +84,11 @@ class Run(Protocol):
     def end_offset(self) -> int: ...
 
 
-_Run = TypeVar("_Run", bound=Run)
+_Run = TypeVar("_Run", bound=SoundRun)
 
 
 def pieces(
-    log: Log, begin: int, end: int, limit: int | None = None, window_bytes: int = WINDOW_BYTES
+    log: ScannedSegment, begin: int, end: int, limit: int | None = None, window_bytes: int = WINDOW_BYTES
 ) -> Iterator[Records | Damage]:
     """All pieces that begin from the edge `begin` up to `end`; each lies before the edge `limit`, else `end`.
 
@@ -99,12 +99,12 @@ def pieces(
 
 
 def runs(
-    log: Log,
+    log: ScannedSegment,
     begin: int,
     end: int,
     limit: int | None,
     window_bytes: int,
-    run: Callable[[Window, int], _Run],
+    run: Callable[[LogWindow, int], _Run],
 ) -> Iterator[_Run | Damage]:
     """As pieces(), but `run` makes something of the sound records that begin in a window up to a place."""
     limit = end if limit is None else limit
@@ -113,7 +113,7 @@ def runs(
         size = min(wanted, limit - position)
         if wanted == window_bytes:
             size = min(size, end - position + _NEAR_BYTES)
-        window = Window(log.read(position, size), position, log.end - position)
+        window = LogWindow(log.read(position, size), position, log.end - position)
         if is_blank(window, 0):
             return
         made = run(window, end - position)
@@ -130,7 +130,7 @@ def runs(
         position = resume
 
 
-def judge(log: Log, offset: int, end: int) -> tuple[int, str]:
+def judge(log: ScannedSegment, offset: int, end: int) -> tuple[int, str]:
     """Size of the sound record at `offset`, or 0 and the reason why there is none.  Its body is not read."""
     room = end - offset
     head = bytes(log.read(offset, min(_HEAD_BYTES_MAX, room)))
@@ -162,7 +162,7 @@ def judge(log: Log, offset: int, end: int) -> tuple[int, str]:
     return size, ""
 
 
-def next_sound(log: Log, begin: int, end: int) -> int:
+def next_sound(log: ScannedSegment, begin: int, end: int) -> int:
     """The first place from `begin` on where a sound record seems to begin, or `end`."""
     position = begin
     while (position := max(position, log.next_data(position))) < end:
@@ -174,10 +174,10 @@ def next_sound(log: Log, begin: int, end: int) -> int:
     return end
 
 
-def sound_places(log: Log, begin: int, end: int, room_end: int) -> tuple[Ints, Ints]:
+def sound_places(log: ScannedSegment, begin: int, end: int, room_end: int) -> tuple[Ints, Ints]:
     """Where sound records seem to begin between `begin` and `end`, and where each of them ends."""
     data = log.read(begin, min(end + RECORD_BYTES_MIN, room_end) - begin)
-    found, crossing = candidates(Window(data, begin, room_end - begin))
+    found, crossing = candidates(LogWindow(data, begin, room_end - begin))
     starts, ends = found.places + begin, found.places + found.sizes + begin
     cut = [(at, at + judge(log, at, room_end)[0]) for at in (crossing + begin).tolist()]
     more = np.array([pair for pair in cut if pair[1] > pair[0]], np.int64).reshape(-1, 2)
@@ -186,7 +186,7 @@ def sound_places(log: Log, begin: int, end: int, room_end: int) -> tuple[Ints, I
     return starts[order], ends[order]
 
 
-def edge(log: Log, place: int, end: int) -> int:
+def edge(log: ScannedSegment, place: int, end: int) -> int:
     """The first edge at or behind `place`.  The last edge is `end`, where the log or the segment ends."""
     if place <= log.start:
         return log.start
@@ -207,7 +207,7 @@ def edge(log: Log, place: int, end: int) -> int:
         back *= 4
 
 
-def last_record(log: Log, end: int) -> int | None:
+def last_record(log: ScannedSegment, end: int) -> int | None:
     """Where the record that ends at `end` seems to begin; None if there is none, as behind damage."""
     for back in (_NEAR_BYTES, RECORD_BYTES_MAX):
         starts, ends = sound_places(log, max(log.start, end - back), end, end)
@@ -217,13 +217,13 @@ def last_record(log: Log, end: int) -> int | None:
     return None
 
 
-def edge_or_blank(log: Log, place: int, end: int) -> int:
+def edge_or_blank(log: ScannedSegment, place: int, end: int) -> int:
     """The first edge at or behind `place`; or `place` itself if a blank begins there."""
-    window = Window(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)
+    window = LogWindow(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)
     return place if is_blank(window, 0) else edge(log, place, end)
 
 
-def _walk(log: Log, begin: int, place: int, end: int) -> int:
+def _walk(log: ScannedSegment, begin: int, place: int, end: int) -> int:
     """The first edge at or behind `place`, from the edge `begin` before it."""
     position = begin
     for piece in pieces(log, begin, place, end, _NEAR_BYTES):
@@ -231,7 +231,7 @@ def _walk(log: Log, begin: int, place: int, end: int) -> int:
     return position if position >= place else end
 
 
-def whole_end(log: Log, begin: int, limit: int, *, growing: bool = False) -> int:
+def whole_end(log: ScannedSegment, begin: int, limit: int, *, growing: bool = False) -> int:
     """Where the last whole record before `limit` ends, from the edge `begin` on.
 
     Records that a stock broker cut off stay behind the end until it overwrites them; they are older than the

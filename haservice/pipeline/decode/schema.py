@@ -31,7 +31,7 @@ CORRUPT_BODY_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SchemaColumn:
     """One column, as Spark and Arrow know it."""
 
     name: str
@@ -49,28 +49,28 @@ _TIMESTAMP = (TimestampType(), pa.timestamp("us", tz="UTC"))
 _MAP = (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string()))
 
 COLUMNS = (
-    Column("topic", *_STRING, "The topic."),
-    Column("queueId", *_INT, "The queue of the topic."),
-    Column("queueOffset", *_LONG, "Place in its queue, counted in messages."),
-    Column("physicalOffset", *_LONG, "Place in the log, in bytes."),
-    Column("storeSize", *_INT, "Bytes of the whole record."),
-    Column("msgId", *_STRING, "The offset message id: hex of store host and physical offset."),
-    Column("uniqKey", *_STRING, "Property UNIQ_KEY, the id that the producer gave."),
-    Column("keys", *_STRING, "Property KEYS, separated by spaces."),
-    Column("tags", *_STRING, "Property TAGS."),
-    Column("body", *_BINARY, "The body as it is stored; unpacked with the option decompress."),
-    Column("properties", *_MAP, "All properties."),
-    Column("flag", *_INT, "The application's flag."),
-    Column("sysFlag", *_INT, "Bits: 1 compressed, 4 and 8 transaction, 16 and 32 IPv6 hosts."),
-    Column("bornTimestamp", *_TIMESTAMP, "When it was sent, by the producer's clock; ms precision."),
-    Column("storeTimestamp", *_TIMESTAMP, "When it was stored, by the broker's clock; ms precision."),
-    Column("bornHost", *_STRING, "ip:port of the producer."),
-    Column("storeHost", *_STRING, "ip:port of the broker."),
-    Column("reconsumeTimes", *_INT, "How often consumers sent it back."),
-    Column("preparedTransactionOffset", *_LONG, "Where a transaction's half message lies; else 0."),
-    Column("bodyCrcOk", *_BOOLEAN, "Whether the stored body matches its CRC-32."),
-    Column("brokerName", *_STRING, "Of which broker: option brokerNames, or the directory's name."),
-    Column(CORRUPT, *_STRING, "Null, or what is wrong where, and how many bytes it takes."),
+    SchemaColumn("topic", *_STRING, "The topic."),
+    SchemaColumn("queueId", *_INT, "The queue of the topic."),
+    SchemaColumn("queueOffset", *_LONG, "Place in its queue, counted in messages."),
+    SchemaColumn("physicalOffset", *_LONG, "Place in the log, in bytes."),
+    SchemaColumn("storeSize", *_INT, "Bytes of the whole record."),
+    SchemaColumn("msgId", *_STRING, "The offset message id: hex of store host and physical offset."),
+    SchemaColumn("uniqKey", *_STRING, "Property UNIQ_KEY, the id that the producer gave."),
+    SchemaColumn("keys", *_STRING, "Property KEYS, separated by spaces."),
+    SchemaColumn("tags", *_STRING, "Property TAGS."),
+    SchemaColumn("body", *_BINARY, "The body as it is stored; unpacked with the option decompress."),
+    SchemaColumn("properties", *_MAP, "All properties."),
+    SchemaColumn("flag", *_INT, "The application's flag."),
+    SchemaColumn("sysFlag", *_INT, "Bits: 1 compressed, 4 and 8 transaction, 16 and 32 IPv6 hosts."),
+    SchemaColumn("bornTimestamp", *_TIMESTAMP, "When it was sent, by the producer's clock; ms precision."),
+    SchemaColumn("storeTimestamp", *_TIMESTAMP, "When it was stored, by the broker's clock; ms precision."),
+    SchemaColumn("bornHost", *_STRING, "ip:port of the producer."),
+    SchemaColumn("storeHost", *_STRING, "ip:port of the broker."),
+    SchemaColumn("reconsumeTimes", *_INT, "How often consumers sent it back."),
+    SchemaColumn("preparedTransactionOffset", *_LONG, "Where a transaction's half message lies; else 0."),
+    SchemaColumn("bodyCrcOk", *_BOOLEAN, "Whether the stored body matches its CRC-32."),
+    SchemaColumn("brokerName", *_STRING, "Of which broker: option brokerNames, or the directory's name."),
+    SchemaColumn(CORRUPT, *_STRING, "Null, or what is wrong where, and how many bytes it takes."),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
 NAMES = tuple(BY_NAME)

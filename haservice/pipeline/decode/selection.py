@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 from haservice.pipeline.decode.bulk import Records
 from haservice.pipeline.decode.scan import Damage
 from haservice.pipeline.decode.texts import Flags, Ints
-from haservice.pipeline.sources.options import LATEST, LogOptions, Offsets, offsets_of
+from haservice.pipeline.sources.options import LATEST, LogSourceOptions, Offsets, offsets_of
 
 # Skipping by time allows for a broker's clock that was set back by this much.
 CLOCK_SLACK_MS = 600_000
@@ -36,14 +36,14 @@ _US = datetime.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class NumberRange:
     """Numbers from `low` to `high`, both included; if `values` are given, only those of them."""
 
     low: int = _MIN
     high: int = _MAX
     values: frozenset[int] | None = None
 
-    def also(self, other: Bounds) -> Bounds:
+    def also(self, other: NumberRange) -> NumberRange:
         """The numbers that are in both."""
         values = other.values if self.values is None else self.values
         if self.values is not None and other.values is not None:
@@ -52,7 +52,7 @@ class Bounds:
         if values is not None:
             values = frozenset(value for value in values if low <= value <= high)
             low, high = (min(values), max(values)) if values else (_MAX, _MIN)
-        return Bounds(low, high, values)
+        return NumberRange(low, high, values)
 
     def mask(self, numbers: Ints) -> Flags:
         if self.values is not None and len(self.values) > 1:
@@ -66,18 +66,18 @@ class Selection:
     """What is wanted of a store.  `of_damage`: damage, too, unless a filter asks for what damage lacks."""
 
     topics: frozenset[str] | None = None
-    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    bounds: Mapping[str, NumberRange] = field(default_factory=dict)
     begins: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
     of_damage: bool = True
 
     @classmethod
-    def of_options(cls, options: LogOptions) -> Selection:
+    def of_options(cls, options: LogSourceOptions) -> Selection:
         bounds = {}
         if options.starting_ms is not None or options.ending_ms is not None:
             begin = _MIN if options.starting_ms is None else options.starting_ms
             end = _MAX if options.ending_ms is None else options.ending_ms - 1
-            bounds["storeTimestamp"] = Bounds(begin, end)
+            bounds["storeTimestamp"] = NumberRange(begin, end)
         starting = options.starting_offsets if options.starting_ms is None else None
         ending = options.ending_offsets if options.ending_ms is None else None
         return cls(
@@ -111,19 +111,19 @@ class Selection:
         bounds = _bounds(one, _UNITS[column]) if column in _UNITS else None
         if bounds is None:
             return None
-        bounds = bounds.also(self.bounds.get(column, Bounds()))
+        bounds = bounds.also(self.bounds.get(column, NumberRange()))
         of_damage = self.of_damage and column == "physicalOffset"
         return replace(self, bounds={**self.bounds, column: bounds}, of_damage=of_damage)
 
     # -- skipping -------------------------------------------------------------------------------------
 
     @property
-    def physical(self) -> Bounds:
-        return self.bounds.get("physicalOffset", Bounds())
+    def physical(self) -> NumberRange:
+        return self.bounds.get("physicalOffset", NumberRange())
 
     def skips_time(self, first_ms: int, last_ms: int) -> bool:
         """Whether nothing stored between these times is wanted, even if the clock was set back a little."""
-        wanted = self.bounds.get("storeTimestamp", Bounds())
+        wanted = self.bounds.get("storeTimestamp", NumberRange())
         return last_ms + CLOCK_SLACK_MS < wanted.low or first_ms - CLOCK_SLACK_MS > wanted.high
 
     @property
@@ -186,7 +186,7 @@ def _texts(one: Filter) -> frozenset[str] | None:
     return None
 
 
-def _bounds(one: Filter, unit: int) -> Bounds | None:
+def _bounds(one: Filter, unit: int) -> NumberRange | None:
     """The numbers of a column that fulfil the filter; None for another kind of filter."""
     values = list(_numbers(one, unit))
     if not values or None in values:
@@ -195,15 +195,17 @@ def _bounds(one: Filter, unit: int) -> Bounds | None:
     value = numbers[0]
     match one:
         case EqualTo() | EqualNullSafe() | In():
-            return Bounds().also(Bounds(values=frozenset(n // unit for n in numbers if n % unit == 0)))
+            return NumberRange().also(
+                NumberRange(values=frozenset(n // unit for n in numbers if n % unit == 0))
+            )
         case GreaterThan():
-            return Bounds(low=value // unit + 1)
+            return NumberRange(low=value // unit + 1)
         case GreaterThanOrEqual():
-            return Bounds(low=-(-value // unit))
+            return NumberRange(low=-(-value // unit))
         case LessThan():
-            return Bounds(high=-(-value // unit) - 1)
+            return NumberRange(high=-(-value // unit) - 1)
         case LessThanOrEqual():
-            return Bounds(high=value // unit)
+            return NumberRange(high=value // unit)
     return None
 
 

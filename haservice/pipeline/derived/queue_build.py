@@ -44,7 +44,7 @@ class NotBuilt(HAServiceError):
     """The log cannot be dispatched as it is."""
 
 
-class QueueFile(NamedTuple):
+class BuiltQueueFile(NamedTuple):
     """A file that was built: its number in the queue, and the numbers of its first and last message."""
 
     topic: str
@@ -79,7 +79,7 @@ def kept_entries(entries: DataFrame) -> DataFrame:
     )
 
 
-def build_queues(entries: DataFrame, directory: Path, file_bytes: int) -> list[QueueFile]:
+def build_queues(entries: DataFrame, directory: Path, file_bytes: int) -> list[BuiltQueueFile]:
     """Writes the files below the empty `directory`, and returns them.
 
     Raises NotBuilt for what would also stop a broker's dispatch.
@@ -96,7 +96,7 @@ def build_queues(entries: DataFrame, directory: Path, file_bytes: int) -> list[Q
         .groupBy(*_FILE)
         .agg(F.sum("written"), F.min("queueOffset"), F.max("queueOffset"))
     )
-    files = sorted(QueueFile(*row) for row in built.collect())
+    files = sorted(BuiltQueueFile(*row) for row in built.collect())
     for _, of_queue in groupby(files, key=lambda file: file[:2]):
         _fill_between(list(of_queue), directory, file_bytes)
     return files
@@ -154,7 +154,7 @@ def _put(path: Path, file_bytes: int, data: bytes, at: int) -> None:
         os.close(fd)
 
 
-def _fill_between(files: list[QueueFile], directory: Path, file_bytes: int) -> None:
+def _fill_between(files: list[BuiltQueueFile], directory: Path, file_bytes: int) -> None:
     """Writes blanks before a queue's first message, and between files."""
     units = file_bytes // UNIT_BYTES
     topic, queue_id = files[0][:2]
@@ -165,7 +165,7 @@ def _fill_between(files: list[QueueFile], directory: Path, file_bytes: int) -> N
             _put(path, file_bytes, PRE_BLANK * (high - low), (low - file * units) * UNIT_BYTES)
 
 
-def _holes(files: list[QueueFile], units: int) -> Iterator[tuple[int, int]]:
+def _holes(files: list[BuiltQueueFile], units: int) -> Iterator[tuple[int, int]]:
     """Ranges of numbers without a message, but for those within one file.  Raises NotBuilt."""
     yield files[0].file * units, files[0].first
     for before, after in pairwise(files):
@@ -178,5 +178,5 @@ def _holes(files: list[QueueFile], units: int) -> Iterator[tuple[int, int]]:
         yield before.last + 1, after.first
 
 
-def queue_count(files: Iterable[QueueFile]) -> int:
+def queue_count(files: Iterable[BuiltQueueFile]) -> int:
     return len({file[:2] for file in files})

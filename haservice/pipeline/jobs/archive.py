@@ -26,7 +26,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 from haservice.errors import HAServiceError
 from haservice.pipeline.decode.schema import SPARK_SCHEMA
 from haservice.pipeline.derived.entries import FORMAT
-from haservice.pipeline.hadoop_files import FileThere, Place
+from haservice.pipeline.hadoop_files import FileThere, HadoopDirectory
 from haservice.pipeline.jobs.archive_journal import JOURNAL, LOCK, Journal
 from haservice.pipeline.jobs.job import Job, pass_job
 from haservice.pipeline.jobs.report import size_words
@@ -77,7 +77,7 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
 def archive(
     spark: SparkSession,
     store: StoreView,
-    place: Place,
+    place: HadoopDirectory,
     *,
     broker_name: str | None = None,
     slice_bytes: int = SLICE_BYTES,
@@ -113,7 +113,12 @@ def archive(
 
 
 def _begin(
-    store: StoreView, through: int | None, start: int, end: int, place: Place, fail_on_data_loss: bool
+    store: StoreView,
+    through: int | None,
+    start: int,
+    end: int,
+    place: HadoopDirectory,
+    fail_on_data_loss: bool,
 ) -> int:
     if through is None:
         return start
@@ -143,7 +148,7 @@ def _check_seam(store: StoreView, journal: Journal, name: str) -> None:
 
 
 def _check_new(
-    spark: SparkSession, store: StoreView, place: Place, name: str, others: Mapping[str, int]
+    spark: SparkSession, store: StoreView, place: HadoopDirectory, name: str, others: Mapping[str, int]
 ) -> None:
     """Raises ArchiveRefused if the log is already archived under another broker's name."""
     if not others:
@@ -219,7 +224,7 @@ def _append(
 
 
 def _seam(
-    spark: SparkSession, store: StoreView, place: Place, staging: str, name: str
+    spark: SparkSession, store: StoreView, place: HadoopDirectory, staging: str, name: str
 ) -> dict[str, tuple[int, int, str]]:
     """The last record that was staged; none if the slice has no record."""
     if not _parts(place, staging):
@@ -242,7 +247,7 @@ def _advised(spark: SparkSession, file_bytes: int) -> Iterator[None]:
             spark.conf.set(key, before)
 
 
-def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> Staged:
+def _stage(spark: SparkSession, place: HadoopDirectory, rows: DataFrame, staging: str) -> Staged:
     """Writes the rows."""
     place.make_directory(staging)
     (
@@ -261,7 +266,7 @@ def _stage(spark: SparkSession, place: Place, rows: DataFrame, staging: str) -> 
     return Staged(*found)
 
 
-def _parts(place: Place, staging: str) -> list[str]:
+def _parts(place: HadoopDirectory, staging: str) -> list[str]:
     return [one.path for one in place.files(staging) if one.path.endswith(".parquet")]
 
 
@@ -379,7 +384,7 @@ def command(
     """
     spark = job.spark()
     view = StoreView(store)
-    place = Place(spark, dest)
+    place = HadoopDirectory(spark, dest)
     done = archive(
         spark,
         view,

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from haservice.errors import HAServiceError
-from haservice.pipeline.hadoop_files import Place
+from haservice.pipeline.hadoop_files import HadoopDirectory
 
 JOURNAL = "_archive"
 COMMITS = f"{JOURNAL}/commits"
@@ -60,7 +60,7 @@ class ArchiveUnreadable(HAServiceError):
 class Journal:
     """The journal of one archive; one process at a time has it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: HadoopDirectory) -> None:
         """Finishes what the last run left unfinished.  Raises ArchiveUnreadable."""
         self.place = place
         self.last = self._read_last()

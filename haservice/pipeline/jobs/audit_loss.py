@@ -37,7 +37,14 @@ from haservice.pipeline.jobs.loss_findings import (
     unledgered,
     unreadable,
 )
-from haservice.pipeline.jobs.report import Report, Section, Table, bars_plot, histogram_plot, lines_plot
+from haservice.pipeline.jobs.report import (
+    PageSection,
+    Report,
+    ReportTable,
+    bars_plot,
+    histogram_plot,
+    lines_plot,
+)
 from haservice.pipeline.progress import progress
 from haservice.pipeline.sources.store_view import StoreView
 
@@ -76,7 +83,7 @@ _TOPICS_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditLossOptions:
     """What the command line says."""
 
     ledgers: Sequence[str] = ()
@@ -103,7 +110,7 @@ class NothingToCheck(HAServiceError):
     """There is nothing to check; any verdict on it would be true."""
 
 
-class Held(NamedTuple):
+class LossFindings(NamedTuple):
     """What the audit found."""
 
     counts: dict[str, int]
@@ -114,7 +121,7 @@ class Held(NamedTuple):
     latencies: dict[str, Latency]
 
 
-def audit(spark: SparkSession, path: str, asked: Asked) -> Report:
+def audit(spark: SparkSession, path: str, asked: AuditLossOptions) -> Report:
     """Checks ledgers against the store's log.  Raises HAServiceError or CommitLogError."""
     view = StoreView(path)
     segments = view.segments()
@@ -125,7 +132,9 @@ def audit(spark: SparkSession, path: str, asked: Asked) -> Report:
     return _report(path, start, end, held, asked)
 
 
-def _hold(spark: SparkSession, path: str, start: int, end: int, asked: Asked, damages: Damages) -> Held:
+def _hold(
+    spark: SparkSession, path: str, start: int, end: int, asked: AuditLossOptions, damages: Damages
+) -> LossFindings:
     kept: list[DataFrame] = []
 
     def keep(rows: DataFrame) -> DataFrame:
@@ -177,14 +186,14 @@ def _hold(spark: SparkSession, path: str, start: int, end: int, asked: Asked, da
             counts["damaged"] = damages.count
         if not any(kind in WORDS for kind in counts):
             _check_something(spark, path, asked, lines, log)
-        return Held(counts, listed, lines, count, damages, latencies)
+        return LossFindings(counts, listed, lines, count, damages, latencies)
     finally:
         for rows in kept:
             rows.unpersist()
 
 
 def _check_something(
-    spark: SparkSession, path: str, asked: Asked, lines: Mapping[str, int], log: DataFrame
+    spark: SparkSession, path: str, asked: AuditLossOptions, lines: Mapping[str, int], log: DataFrame
 ) -> None:
     """Raises NothingToCheck where nothing wrong was found only because nothing was checked."""
     if asked.ledgers and not lines["acknowledged"]:
@@ -256,7 +265,7 @@ def _latency(rows: DataFrame) -> Latency:
 # -- the report ------------------------------------------------------------------------------------
 
 
-def _report(path: str, start: int, end: int, held: Held, asked: Asked) -> Report:
+def _report(path: str, start: int, end: int, held: LossFindings, asked: AuditLossOptions) -> Report:
     wrong = {kind: held.counts[kind] for kind in WORDS if held.counts.get(kind)}
     notes = {kind: held.counts[kind] for kind in NOTES if held.counts.get(kind)}
     findings = sum(wrong.values())
@@ -303,7 +312,7 @@ def _one_of_each_first(named: list[str]) -> list[str]:
     return firsts + [line for line in named if line not in firsts]
 
 
-def _named(path: str, held: Held) -> Iterator[str]:
+def _named(path: str, held: LossFindings) -> Iterator[str]:
     """A line for each finding: its kind, its place, its message."""
     for kind in WORDS:
         if kind == "damaged":
@@ -317,11 +326,11 @@ def _named(path: str, held: Held) -> Iterator[str]:
             yield f"{kind}: {', '.join(part for part in parts if part)}"
 
 
-def _sections(held: Held, wrong: dict[str, int], notes: dict[str, int]) -> Any:
-    yield Section(
+def _sections(held: LossFindings, wrong: dict[str, int], notes: dict[str, int]) -> Any:
+    yield PageSection(
         "What was looked for",
         "",
-        Table(
+        ReportTable(
             ("kind", "what it means", "found"),
             [(kind, words, held.counts.get(kind, 0)) for kind, words in WORDS.items()],
             judged=("found",),
@@ -329,25 +338,27 @@ def _sections(held: Held, wrong: dict[str, int], notes: dict[str, int]) -> Any:
         [bars_plot(wrong, xlabel="findings", bad=True)] if wrong else (),
     )
     if notes:
-        yield Section(
+        yield PageSection(
             "Notes",
             "Nothing wrong, and good to know.",
-            Table(("kind", "what it means", "found"), [(k, NOTES[k], count) for k, count in notes.items()]),
+            ReportTable(
+                ("kind", "what it means", "found"), [(k, NOTES[k], count) for k, count in notes.items()]
+            ),
         )
     listed = [one for one in held.first if one["kind"] in WORDS]
     if listed:
-        yield Section(
-            "Findings", "", Table(FINDING, [tuple(one[name] for name in FINDING) for one in listed])
+        yield PageSection(
+            "Findings", "", ReportTable(FINDING, [tuple(one[name] for name in FINDING) for one in listed])
         )
     if held.damages.first:
         rows = [tuple(one.values()) for one in held.damages.first]
-        yield Section("Damaged places", "", Table(("at", "bytes", "what is wrong"), rows))
+        yield PageSection("Damaged places", "", ReportTable(("at", "bytes", "what is wrong"), rows))
     for name, latency in held.latencies.items():
         if latency.count:
-            yield Section(
+            yield PageSection(
                 f"Latency: {name}",
                 f"{latency.count:,} messages.",
-                Table(tuple(latency.shares), [tuple(latency.shares.values())]),
+                ReportTable(tuple(latency.shares), [tuple(latency.shares.values())]),
                 list(_latency_plots(latency)),
             )
 
@@ -397,5 +408,5 @@ def command(job: Job, /, store: str, report_to: Path | None, **asked: Any) -> No
     code 1 if anything is not as it should be.
     """
     StoreView(store).segments()
-    report = audit(job.spark(), store, Asked(**asked))
+    report = audit(job.spark(), store, AuditLossOptions(**asked))
     job.end(report, report_to)

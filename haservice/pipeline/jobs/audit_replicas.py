@@ -43,9 +43,9 @@ from haservice.pipeline.jobs.report import (
     BAD,
     GOOD,
     QUIET,
+    PageSection,
     Report,
-    Section,
-    Table,
+    ReportTable,
     bars_plot,
     size_words,
     strips_plot,
@@ -61,7 +61,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditReplicasOptions:
     """What the command line says."""
 
     prefix: bool = False
@@ -83,7 +83,7 @@ class OfStore:
     index: Checked | None
 
 
-def look(paths: Sequence[str], asked: Asked) -> list[Side]:
+def look(paths: Sequence[str], asked: AuditReplicasOptions) -> list[Side]:
     """What can be checked without Spark.  Raises HAServiceError or CommitLogError for a mismatch."""
     sides = [side(path) for path in paths]
     check_sides(sides)
@@ -93,7 +93,7 @@ def look(paths: Sequence[str], asked: Asked) -> list[Side]:
     return sides
 
 
-def audit(spark: SparkSession, paths: Sequence[str], asked: Asked) -> Report:
+def audit(spark: SparkSession, paths: Sequence[str], asked: AuditReplicasOptions) -> Report:
     """Compares the stores.  Raises HAServiceError or CommitLogError if they cannot be compared."""
     sides = look(paths, asked)
     size = max(one.end for one in sides) - min(one.start for one in sides)
@@ -111,7 +111,7 @@ def audit(spark: SparkSession, paths: Sequence[str], asked: Asked) -> Report:
     return _report(stores, compared, named, tails, asked)
 
 
-def _of_store(spark: SparkSession, one: Side, asked: Asked) -> OfStore:
+def _of_store(spark: SparkSession, one: Side, asked: AuditReplicasOptions) -> OfStore:
     size = one.end - one.start
     queues = index = None
     with progress(spark, f"{one.path}: records", size=size):
@@ -129,7 +129,11 @@ def _of_store(spark: SparkSession, one: Side, asked: Asked) -> OfStore:
 
 
 def _report(
-    stores: Sequence[OfStore], compared: Compared, named: Named, tails: list[dict[str, Any]], asked: Asked
+    stores: Sequence[OfStore],
+    compared: Compared,
+    named: Named,
+    tails: list[dict[str, Any]],
+    asked: AuditReplicasOptions,
 ) -> Report:
     sides = [one.side for one in stores]
     start, end = max(one.start for one in sides), min(one.end for one in sides)
@@ -258,11 +262,11 @@ def _sections(
     stores: Sequence[OfStore], compared: Compared, named: Named, tails: Sequence[dict[str, Any]]
 ) -> Any:
     sides = [one.side for one in stores]
-    yield Section(
+    yield PageSection(
         "Where the logs agree",
         "Each strip is a store's log, by offset. Bytes that differ count for all stores but the first that"
         " has them: which of two is right, only the records can tell.",
-        Table(
+        ReportTable(
             ("store", "begins at", "ends at", "bytes", "in use", "bytes not alike", "damaged places"),
             [
                 (
@@ -281,11 +285,11 @@ def _sections(
         [_strips(sides, compared.differences)],
     )
     if named.records:
-        yield Section(
+        yield PageSection(
             "Records that are not alike",
             "Of each: the store, and the one it is compared with; whether record and CRC are sound in the one"
             " and in the other; and what differs.",
-            Table(
+            ReportTable(
                 ("at", "how", "store", "topic", "queue", "number", "sound", "there", "differs in"),
                 [_record_row(sides, one) for one in named.records],
                 judged=("how",),
@@ -293,10 +297,10 @@ def _sections(
             [bars_plot(named.counts, xlabel="records", bad=True)],
         )
     if tails:
-        yield Section(
+        yield PageSection(
             "Shorter logs",
             "",
-            Table(
+            ReportTable(
                 ("store", "ends at", "the longest at", "records lacking"),
                 [(one["store"], one["begin"], one["end"], one["records"]) for one in tails],
                 judged=("records lacking",),
@@ -304,7 +308,9 @@ def _sections(
         )
     damages = [(one.side.path, *found.values()) for one in stores for found in one.damages.first]
     if damages:
-        yield Section("Damaged places", "", Table(("store", "at", "bytes", "what is wrong"), damages))
+        yield PageSection(
+            "Damaged places", "", ReportTable(("store", "at", "bytes", "what is wrong"), damages)
+        )
     checked = [
         (one.side.path, name, found)
         for one in stores
@@ -313,10 +319,10 @@ def _sections(
     ]
     if checked:
         kinds = ("missing", "wrong", "dangling", "chain")
-        yield Section(
+        yield PageSection(
             "Queues and index against the log",
             "",
-            Table(
+            ReportTable(
                 ("store", "what", "entries", *kinds, "notes"),
                 [
                     (
@@ -337,11 +343,15 @@ def _sections(
             for one in found.first
         ]
         if rows:
-            yield Section("Entries that do not fit", "", Table(("store", "what", "how", "entry"), rows))
-    yield Section(
+            yield PageSection(
+                "Entries that do not fit", "", ReportTable(("store", "what", "how", "entry"), rows)
+            )
+    yield PageSection(
         "Segments",
         "A digest sums what counts of a segment: equal digests are equal bytes.",
-        Table(("segment", *(one.path for one in sides), "equal"), _segment_rows(sides, compared.digests)),
+        ReportTable(
+            ("segment", *(one.path for one in sides), "equal"), _segment_rows(sides, compared.digests)
+        ),
     )
 
 
@@ -453,7 +463,7 @@ def command(job: Job, /, stores: Sequence[str], report_to: Path | None, **asked:
     """
     if len(set(stores)) != len(stores):
         raise click.BadParameter("one store is given twice", param_hint="STORES")
-    wanted = Asked(**asked)
+    wanted = AuditReplicasOptions(**asked)
     look(stores, wanted)
     report = audit(job.spark(), stores, wanted)
     job.end(report, report_to)

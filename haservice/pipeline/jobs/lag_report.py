@@ -33,9 +33,9 @@ from haservice.pipeline.jobs.report import (
     BAD,
     GOOD,
     QUIET,
+    PageSection,
     Report,
-    Section,
-    Table,
+    ReportTable,
     lines_plot,
     size_words,
     strips_plot,
@@ -52,14 +52,14 @@ EPISODES_SHOWN_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LagLimits:
     """Beyond these values something is a finding."""
 
     episode_s: float = EPISODE_S
     p99_s: float | None = None
 
 
-def report(spark: SparkSession, places: Sequence[str], limits: Limits) -> Report:
+def report(spark: SparkSession, places: Sequence[str], limits: LagLimits) -> Report:
     """Raises NoSamples."""
     with progress(spark, "lag"):
         frame = samples(spark, places).cache()
@@ -69,7 +69,7 @@ def report(spark: SparkSession, places: Sequence[str], limits: Limits) -> Report
             frame.unpersist()
 
 
-def _report(frame: DataFrame, places: Sequence[str], limits: Limits) -> Report:
+def _report(frame: DataFrame, places: Sequence[str], limits: LagLimits) -> Report:
     all_of = frame.agg(
         F.count("ts").alias("samples"),
         F.min("ts").alias("beginMs"),
@@ -127,7 +127,7 @@ def _verdict(
     stalls: int,
     absences: int,
     late: Sequence[Mapping[str, Any]],
-    limits: Limits,
+    limits: LagLimits,
 ) -> str:
     if not slaves:
         return "No slave was connected in all this time."
@@ -161,11 +161,11 @@ def _sections(
     of_slaves: Sequence[Mapping[str, Any]],
     step_ms: int,
     all_of: Row,
-) -> Iterator[Section]:
-    yield Section(
+) -> Iterator[PageSection]:
+    yield PageSection(
         "Slaves, as their masters saw them",
         "Lag in seconds is since when a slave lacked something.  Shares are of the time.",
-        Table(
+        ReportTable(
             (
                 "master",
                 "slave",
@@ -195,7 +195,7 @@ def _sections(
     )
     names = {(one["broker"], one["id"]): f"{one['slave']} of {_short(one['broker'])}" for one in slaves}
     if lines:
-        yield Section(
+        yield PageSection(
             "Lag over time",
             f"A point is the worst 1 % of {step_ms / 1000:g} s; below, the most bytes that a slave lacked.",
             plots=[
@@ -205,10 +205,10 @@ def _sections(
             ],
         )
     if waits or quiet:
-        yield Section(
+        yield PageSection(
             "Stalls, absences and silences",
             "A silence is a time without samples: the broker did not run, and nothing is known of it.",
-            Table(
+            ReportTable(
                 ("from", "seconds", "what", "master", "slave", "lag", "ack"),
                 [
                     (
@@ -226,9 +226,9 @@ def _sections(
             [_strips(waits, names, all_of)] if names else [],
         )
     if of_slaves:
-        yield Section(
+        yield PageSection(
             "Links, as the slaves saw them",
-            table=Table(
+            table=ReportTable(
                 ("slave", "master", "p50 bytes", "p99 bytes", "max bytes", "connected", "samples"),
                 [
                     (
@@ -341,5 +341,5 @@ def command(
     SAMPLES are stores (their hasamples/ is read), such directories, or files.  Exit code 1 if a slave stood
     still or was away, or its p99 is above --max-p99.
     """
-    found = report(job.spark(), places, Limits(stall_seconds, max_p99))
+    found = report(job.spark(), places, LagLimits(stall_seconds, max_p99))
     job.end(found, report_to)

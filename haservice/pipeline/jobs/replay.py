@@ -51,7 +51,7 @@ SUMMARY_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReplayOptions:
     """What to send, and where.  `topics` maps each topic to its name at the target."""
 
     topics: Mapping[str, str]
@@ -74,7 +74,7 @@ def is_store(source: str) -> bool:
     return (path / "commitlog").is_dir() or any(path.glob(SEGMENT_NAME))
 
 
-def messages(spark: SparkSession, source: str, asked: Asked) -> DataFrame:
+def messages(spark: SparkSession, source: str, asked: ReplayOptions) -> DataFrame:
     """The rows of the source that are asked for, with their topics' names at the target.
 
     Raises ConfigError for a table without topic and body, and for a topic that is not in the source.
@@ -143,7 +143,7 @@ def parquet(spark: SparkSession, source: str) -> DataFrame:
     return spark.read.schema(StructType(fields)).parquet(source)
 
 
-def summary(frame: DataFrame, asked: Asked) -> Table:
+def summary(frame: DataFrame, asked: ReplayOptions) -> Table:
     """How many messages of each topic there are, and from when."""
     time = F.col("storeTimestamp") if "storeTimestamp" in frame.columns else F.lit(None)
     found = frame.groupBy("topic").agg(
@@ -157,7 +157,7 @@ def summary(frame: DataFrame, asked: Asked) -> Table:
     return table
 
 
-def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
+def outgoing(frame: DataFrame, asked: ReplayOptions) -> DataFrame:
     """The rows for the sink: topics renamed, in tasks that keep to the rate, in order if that is asked."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     if asked.per_second is not None:
@@ -175,7 +175,7 @@ def outgoing(frame: DataFrame, asked: Asked) -> DataFrame:
     return frame.select(wanted).withColumn("topic", names[F.col("topic")])
 
 
-def check_target(frame: DataFrame, asked: Asked) -> None:
+def check_target(frame: DataFrame, asked: ReplayOptions) -> None:
     """Raises what every task would raise later: click.ClickException, RouteUnknown, or RemotingError."""
     last_ids: dict[str, int | None] = {}
     if asked.keep_queues:
@@ -196,7 +196,7 @@ def check_target(frame: DataFrame, asked: Asked) -> None:
 # -- sending ---------------------------------------------------------------------------------------------
 
 
-def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
+def replay(frame: DataFrame, asked: ReplayOptions) -> dict[str, Any]:
     """Sends the rows; returns what became of them.  Raises what check_target raises, or Spark's error."""
     check_target(frame, asked)
     rows, spark = outgoing(frame, asked), frame.sparkSession
@@ -224,7 +224,7 @@ def replay(frame: DataFrame, asked: Asked) -> dict[str, Any]:
             with damage_named(), progress(spark, "replaying"):
                 writer.save()
         except BaseException as error:
-            sent = f"{sink.Count.of_all(str(tasks)):,}" if on_this_machine else "nobody knows how many"
+            sent = f"{sink.SentCount.of_all(str(tasks)):,}" if on_this_machine else "nobody knows how many"
             if was_interrupted(error):
                 raise Interrupted(f"interrupted: {sent} messages were sent") from None
             error.add_note(f"{sent} messages were sent before that")
@@ -315,7 +315,7 @@ def command(
     """
     if not name_servers and not dry_run:
         raise click.UsageError("to which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
-    asked = Asked(
+    asked = ReplayOptions(
         topics, name_servers, begin, end, keep_queues, rate, accepted, credentials_file, skip_damage
     )
     frame = messages(job.spark(), source, asked)

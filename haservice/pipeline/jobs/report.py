@@ -38,7 +38,7 @@ PALETTE = (MARK, "#c77d1e", "#5b8c5a", "#8c5a86", "#4a9aa5", "#7a6a4f")
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Rows of plain values.  `judged`: columns in which anything but 0 and blank is bad."""
 
     columns: Sequence[str]
@@ -47,12 +47,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A part of the page: words, then a table, then pictures (SVG text, as svg() makes them)."""
 
     heading: str
     text: str = ""
-    table: Table | None = None
+    table: ReportTable | None = None
     plots: Sequence[str] = ()
 
 
@@ -71,7 +71,7 @@ class Report:
     findings: int
     figures: Mapping[str, Any] = field(default_factory=dict)
     named: Sequence[str] = ()
-    sections: Sequence[Section] = ()
+    sections: Sequence[PageSection] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     made_ms: int = field(default_factory=lambda: int(datetime.now(UTC).timestamp() * 1000))
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Tree = dict[str, dict[str, dict[str, int]]]
 
 
-class Queue(NamedTuple):
+class SourceQueue(NamedTuple):
     """One queue, and the addresses of who has it; the first is asked first."""
 
     topic: str
@@ -37,21 +37,21 @@ class Span(NamedTuple):
     high: int
 
 
-class Topics:
+class SourceTopics:
     """The queues of some topics, and their bounds.  Asks the brokers each time; for one thread only."""
 
     def __init__(self, admin: Admin, options: BrokerOptions) -> None:
         self._admin = admin
         self._options = options
 
-    def queues(self) -> list[Queue]:
+    def queues(self) -> list[SourceQueue]:
         """Raises BrokerRefused for a topic without a queue, RemotingError or AnswerError."""
         found = []
         for topic in self._options.topics:
             route = self._route(topic)
             brokers = {data.broker_name: self._addrs(data) for data in route.broker_datas}
             of_topic = [
-                Queue(topic, data.broker_name, number, brokers[data.broker_name])
+                SourceQueue(topic, data.broker_name, number, brokers[data.broker_name])
                 for data in route.queue_datas
                 if data.perm & PERM_READ and brokers.get(data.broker_name)
                 for number in range(data.read_queue_nums)
@@ -83,7 +83,7 @@ class Topics:
             if not (slave and broker_id == MASTER_ID)
         )
 
-    def span(self, queue: Queue) -> Span:
+    def span(self, queue: SourceQueue) -> Span:
         """Asks the broker.  If it holds messages back for its slaves, finds out how far it gives messages."""
         low, high = (
             self._offset(queue, code, QueueHeader(queue.topic, queue.queue_id))
@@ -97,22 +97,22 @@ class Topics:
             given, held = (middle + 1, held) if self._is_given(queue, middle) else (given, middle)
         return Span(low, given)
 
-    def at_time(self, queue: Queue, stored_ms: int) -> int:
+    def at_time(self, queue: SourceQueue, stored_ms: int) -> int:
         """The offset nearest to a time."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms)
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
-    def _offset(self, queue: Queue, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
+    def _offset(self, queue: SourceQueue, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:
         return self._first_that_answers(queue, lambda addr: self._admin.offset(addr, code, header))
 
-    def _is_given(self, queue: Queue, offset: int) -> bool:
+    def _is_given(self, queue: SourceQueue, offset: int) -> bool:
         pulled = self._first_that_answers(
             queue,
             lambda addr: self._admin.pull(addr, queue.topic, queue.queue_id, offset, 1, TOOLS_GROUP),
         )
         return pulled.code != ResponseCode.PULL_NOT_FOUND or pulled.next_offset > offset
 
-    def _first_that_answers(self, queue: Queue, ask: Callable[[str], T]) -> T:
+    def _first_that_answers(self, queue: SourceQueue, ask: Callable[[str], T]) -> T:
         failures: list[RemotingUnreachable | RemotingTimeout] = []
         for addr in queue.addrs:
             try:
@@ -125,7 +125,7 @@ class Topics:
 # -- offsets of a stream -------------------------------------------------------------------------------
 
 
-def tree_of(offsets: Iterable[tuple[Queue, int]]) -> Tree:
+def tree_of(offsets: Iterable[tuple[SourceQueue, int]]) -> Tree:
     tree: Tree = {}
     for queue, offset in offsets:
         brokers = tree.setdefault(queue.topic, {})
@@ -133,17 +133,17 @@ def tree_of(offsets: Iterable[tuple[Queue, int]]) -> Tree:
     return tree
 
 
-def offset_in(tree: Tree, queue: Queue) -> int | None:
+def offset_in(tree: Tree, queue: SourceQueue) -> int | None:
     return tree.get(queue.topic, {}).get(queue.broker_name, {}).get(str(queue.queue_id))
 
 
 def merged(old: Tree, new: Tree) -> Tree:
     """The offsets of `new`, and those of `old` for all other queues."""
     offsets = {**_flat(old), **_flat(new)}
-    return tree_of((Queue(*key, ()), offset) for key, offset in sorted(offsets.items()))
+    return tree_of((SourceQueue(*key, ()), offset) for key, offset in sorted(offsets.items()))
 
 
-def missing(start: Tree, end: Tree, queues: Iterable[Queue]) -> str:
+def missing(start: Tree, end: Tree, queues: Iterable[SourceQueue]) -> str:
     """Names a queue with messages between two offsets that is not among `queues`; "" if there is none."""
     begins, there = _flat(start), {queue[:3] for queue in queues}
     for key, offset in _flat(end).items():
@@ -162,7 +162,9 @@ def _flat(tree: Tree) -> dict[tuple[str, str, int], int]:
     }
 
 
-def limited(begins: Mapping[Queue, int], ends: Mapping[Queue, int], most: int) -> dict[Queue, int]:
+def limited(
+    begins: Mapping[SourceQueue, int], ends: Mapping[SourceQueue, int], most: int
+) -> dict[SourceQueue, int]:
     """At most `most` offsets on from `begins`: each queue gets its share of the messages there are.
 
     A share is at least one while any are left; the queue that is furthest behind comes first.

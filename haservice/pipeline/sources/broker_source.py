@@ -32,12 +32,12 @@ from pyspark.sql.types import StructType
 from haservice.client.admin import Admin
 from haservice.errors import ConfigError
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
-from haservice.pipeline.decode.selection import Bounds, Selection
+from haservice.pipeline.decode.selection import NumberRange, Selection
 from haservice.pipeline.sources.broker_options import FORMAT, BrokerOptions
 from haservice.pipeline.sources.broker_queues import (
-    Queue,
+    SourceQueue,
+    SourceTopics,
     Span,
-    Topics,
     Tree,
     limited,
     merged,
@@ -47,7 +47,7 @@ from haservice.pipeline.sources.broker_queues import (
 )
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of
 from haservice.pipeline.sources.options import EARLIEST, LATEST, Place, read_options
-from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueReader
+from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueRangeReader
 from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
 
 logger = logging.getLogger(__name__)
@@ -103,18 +103,18 @@ class _Reading:
         bounds = {}
         if options.starting_ms is not None or options.ending_ms is not None:
             low, high = options.starting_ms, options.ending_ms
-            bounds["storeTimestamp"] = Bounds(
-                Bounds().low if low is None else low, Bounds().high if high is None else high - 1
+            bounds["storeTimestamp"] = NumberRange(
+                NumberRange().low if low is None else low, NumberRange().high if high is None else high - 1
             )
         self._selection = Selection(bounds=bounds)
 
-    def _topics(self, admin: Admin) -> Topics:
-        return Topics(admin, self._options)
+    def _topics(self, admin: Admin) -> SourceTopics:
+        return SourceTopics(admin, self._options)
 
     def _admin(self) -> Admin:
         return admin_of(self._options.name_servers, self._options.credentials_file)
 
-    def _begin(self, topics: Topics, queue: Queue, span: Span, everywhere: int) -> int:
+    def _begin(self, topics: SourceTopics, queue: SourceQueue, span: Span, everywhere: int) -> int:
         """Where the options begin the read, even if the queue no longer holds that offset."""
         if self._options.starting_ms is not None:
             # Any message of one ms may be found as the nearest, so this seeks the ms before.
@@ -122,7 +122,7 @@ class _Reading:
         wanted = (self._options.starting_offsets or Place(everywhere)).of(*queue[:3])
         return {EARLIEST: span.low, LATEST: span.high}.get(wanted, wanted)
 
-    def _end(self, topics: Topics, queue: Queue, span: Span) -> int:
+    def _end(self, topics: SourceTopics, queue: SourceQueue, span: Span) -> int:
         if self._options.ending_ms is not None:
             return min(topics.at_time(queue, self._options.ending_ms) + 1, span.high)
         wanted = (
@@ -131,7 +131,7 @@ class _Reading:
         # A queue that the JSON does not name is read to its end.
         return span.high if wanted in (LATEST, EARLIEST) else min(wanted, span.high)
 
-    def _still_there(self, queue: Queue, span: Span, begin: int, end: int) -> int:
+    def _still_there(self, queue: SourceQueue, span: Span, begin: int, end: int) -> int:
         """`begin`, or the first offset that the queue holds if the user accepts data loss."""
         if begin >= end or (span.low <= begin and end <= span.high):
             return begin
@@ -148,11 +148,11 @@ class _Reading:
         logger.warning("%s", lost)
         return max(begin, span.low)
 
-    def _ranges(self, wanted: Sequence[tuple[Queue, int, int]]) -> list[InputPartition]:
+    def _ranges(self, wanted: Sequence[tuple[SourceQueue, int, int]]) -> list[InputPartition]:
         """One range of each queue, or several if minPartitions asks for more."""
         chosen = []
         for queue, begin, end in wanted:
-            offsets = self._selection.bounds.get("queueOffset", Bounds())
+            offsets = self._selection.bounds.get("queueOffset", NumberRange())
             low, high = max(begin, offsets.low), min(end - 1, offsets.high) + 1
             if low < high and self._is_wanted(queue):
                 chosen.append((queue, low, high))
@@ -165,9 +165,9 @@ class _Reading:
             parts += [QueueRange(*queue, begin, end) for begin, end in pairwise(places)]
         return parts
 
-    def _is_wanted(self, queue: Queue) -> bool:
+    def _is_wanted(self, queue: SourceQueue) -> bool:
         selection = self._selection
-        ids = selection.bounds.get("queueId", Bounds())
+        ids = selection.bounds.get("queueId", NumberRange())
         return (selection.topics is None or queue.topic in selection.topics) and (
             ids.low <= queue.queue_id <= ids.high and (ids.values is None or queue.queue_id in ids.values)
         )
@@ -175,7 +175,7 @@ class _Reading:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, QueueRange):
             options = self._options
-            yield from QueueReader(
+            yield from QueueRangeReader(
                 self._schema,
                 self._selection,
                 options.name_servers,
@@ -252,7 +252,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         return merged(start, tree_of(ends.items()))
 
     @staticmethod
-    def _first(start: Tree, queue: Queue) -> int:
+    def _first(start: Tree, queue: SourceQueue) -> int:
         """Where the stream begins in a queue: a new queue is read from its first message."""
         known = offset_in(start, queue)
         return 0 if known is None else known
@@ -267,7 +267,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def reportLatestOffset(self) -> Tree:
         return tree_of((queue, span.high) for queue, span in self._spans().items())
 
-    def _spans(self) -> dict[Queue, Span]:
+    def _spans(self) -> dict[SourceQueue, Span]:
         with self._admin() as admin:
             topics = self._topics(admin)
             return {queue: topics.span(queue) for queue in topics.queues()}

@@ -16,7 +16,7 @@ from haservice.pipeline.decode.scan import edge_or_blank, last_record
 from haservice.pipeline.sources.store_view import OpenSegment, StoreView
 
 
-class Mark(TypedDict):
+class LogMark(TypedDict):
     """An offset, where the record before it begins, and a digest of that record's head."""
 
     offset: int
@@ -24,7 +24,7 @@ class Mark(TypedDict):
     digest: str
 
 
-Offset = Mark | int
+Offset = LogMark | int
 
 
 def place_of(offset: Offset) -> int:

@@ -34,14 +34,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from haservice.errors import ConfigError, HAServiceError
-from haservice.pipeline.decode.by_queue import QueueRange, ranges_by_queue
+from haservice.pipeline.decode.by_queue import EntryRange, ranges_by_queue
 from haservice.pipeline.decode.counting import counted_columns, counts_schema
-from haservice.pipeline.decode.reading import LogRange, RangeReader, first_stored_ms, settle
+from haservice.pipeline.decode.reading import RangeReader, SegmentRange, first_stored_ms, settle
 from haservice.pipeline.decode.scan import Damage, pieces
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.decode.selection import Selection
 from haservice.pipeline.sources.log_offsets import Offset, is_held, mark, next_edge, place_of
-from haservice.pipeline.sources.options import EARLIEST, LATEST, LogOptions, offsets_of, read_options
+from haservice.pipeline.sources.options import EARLIEST, LATEST, LogSourceOptions, offsets_of, read_options
 from haservice.pipeline.sources.store_view import LogSegment, StoreView
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ class LogSource(DataSource):
         return FORMAT
 
     @cached_property
-    def _options(self) -> LogOptions:
-        return read_options(LogOptions, FORMAT, dict(self.options))
+    def _options(self) -> LogSourceOptions:
+        return read_options(LogSourceOptions, FORMAT, dict(self.options))
 
     def schema(self) -> StructType:
         if self._options.count_by:
@@ -102,7 +102,7 @@ class LogSource(DataSource):
 SOURCE = LogSource
 
 
-def _read_schema(options: LogOptions, asked: StructType) -> pa.Schema:
+def _read_schema(options: LogSourceOptions, asked: StructType) -> pa.Schema:
     """The columns that workers read, so that the table has the schema that the user asked for."""
     if not options.count_by:
         return arrow_schema(asked)
@@ -114,7 +114,7 @@ def _read_schema(options: LogOptions, asked: StructType) -> pa.Schema:
 class _Stores:
     """The stores of a read, their brokers' names, and how their logs are cut into ranges."""
 
-    def __init__(self, options: LogOptions) -> None:
+    def __init__(self, options: LogSourceOptions) -> None:
         """Raises ConfigError, or StoreUnreadable for a path that is no store."""
         if options.path and options.paths:
             raise ConfigError(FORMAT, 0, "paths", "the stores are given as path, too; use one of both")
@@ -187,7 +187,7 @@ class _Stores:
 
     def ranges(
         self, wanted: Sequence[tuple[str, StoreView, int, int]], selection: Selection
-    ) -> list[LogRange]:
+    ) -> list[SegmentRange]:
         """The wanted parts of the stores, each from edge to edge, in pieces for the workers."""
         spans = []
         for name, view, begin, end in wanted:
@@ -240,20 +240,20 @@ def _before(selection: Selection, stored_ms: int) -> bool:
 
 def _cut(
     name: str, segment: LogSegment, low: int, high: int, step: int, selection: Selection
-) -> Iterator[LogRange]:
+) -> Iterator[SegmentRange]:
     """Ranges of equal size; the first begins and the last ends at an edge."""
     count = max(1, round((high - low) / step))
     places = [low + (high - low) * number // count for number in range(count + 1)]
     physical = selection.physical
     for begin, end in pairwise(places):
         if begin <= physical.high and end + (64 << 20) > physical.low:
-            yield LogRange(name, segment, begin, end, high, begin == low)
+            yield SegmentRange(name, segment, begin, end, high, begin == low)
 
 
 class LogReader(DataSourceReader):
     """A batch."""
 
-    def __init__(self, options: LogOptions, schema: StructType) -> None:
+    def __init__(self, options: LogSourceOptions, schema: StructType) -> None:
         starting, ending = options.starting_offsets, options.ending_offsets
         if starting is not None and starting.everywhere == LATEST:
             raise ConfigError(FORMAT, 0, "startingOffsets", "a batch cannot begin at the latest", "latest")
@@ -295,7 +295,7 @@ class LogReader(DataSourceReader):
         stores = _Stores(self._options)
         stores.check_names()
         wanted, torn = [], []
-        by_queue: list[QueueRange] = []
+        by_queue: list[EntryRange] = []
         for name, view in stores.items:
             segments = view.segments()
             begin, (end, damage) = segments[0].start, view.readable()
@@ -308,12 +308,12 @@ class LogReader(DataSourceReader):
             if damage is not None:
                 segment = next(one for one in segments if one.end > damage.begin)
                 torn.append(
-                    LogRange(name, segment, damage.begin, damage.end, segment.end, torn=damage.reason)
+                    SegmentRange(name, segment, damage.begin, damage.end, segment.end, torn=damage.reason)
                 )
         return [*stores.ranges(wanted, self._selection), *by_queue, *torn]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, LogRange | QueueRange):
+        if isinstance(partition, SegmentRange | EntryRange):
             yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
 
 
@@ -326,7 +326,7 @@ class UnfilteredLogReader(LogReader):
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream; its offsets are those of log_offsets."""
 
-    def __init__(self, options: LogOptions, schema: StructType) -> None:
+    def __init__(self, options: LogSourceOptions, schema: StructType) -> None:
         for key, given in (
             ("endingOffsets", options.ending_offsets),
             ("endingTimestamp", options.ending_ms),
@@ -450,7 +450,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stores.ranges(wanted, replace(self._selection))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, LogRange | QueueRange):
+        if isinstance(partition, SegmentRange | EntryRange):
             yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
 
 

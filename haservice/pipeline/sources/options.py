@@ -178,7 +178,7 @@ PUSH_FILTERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LogOptions:
+class LogSourceOptions:
     """Options of the format rocketmq-log."""
 
     path: tuple[str, ...] = option("path", (), paths, "Store directories; also load(path), load([path, …]).")

@@ -26,10 +26,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from haservice.client.admin import TOOLS_GROUP, Admin, Pulled
+from haservice.client.admin import TOOLS_GROUP, Admin, PulledRecords
 from haservice.client.reading import PULL_COUNT, wanted_tags
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
-from haservice.pipeline.decode.bulk import Records, Window, sound_run
+from haservice.pipeline.decode.bulk import LogWindow, Records, sound_run
 from haservice.pipeline.decode.columns import record_batch
 from haservice.pipeline.decode.selection import Selection
 from haservice.pipeline.decode.texts import Flags
@@ -76,7 +76,7 @@ class QueueRange(InputPartition):
 
 
 @dataclass(frozen=True)
-class QueueReader:
+class QueueRangeReader:
     """Reads ranges as rows of `schema`."""
 
     schema: pa.Schema
@@ -131,7 +131,7 @@ class QueueReader:
 
 def records_of(data: bytes) -> Records:
     """The records of pulls, one behind the other.  Raises HAServiceError for bytes that are no record."""
-    records = sound_run(Window(data, 0, len(data)), rows_max=len(data), anywhere=True)
+    records = sound_run(LogWindow(data, 0, len(data)), rows_max=len(data), anywhere=True)
     end = int(records.properties_end[-1]) if len(records) else 0
     if end != len(data):
         raise HAServiceError(f"a broker's answer is no record at byte {end} of {len(data)}")
@@ -155,7 +155,7 @@ class Pulls:
         self._expression = expression
         self._turn = 0
 
-    def pull(self, offset: int, end: int) -> Pulled:
+    def pull(self, offset: int, end: int) -> PulledRecords:
         """The messages at `offset`, as soon as consumers may read them.
 
         Raises NotReadable if they may not for too long, RemotingError if nobody answers for too long.
@@ -170,14 +170,14 @@ class Pulls:
 
     def _not_readable(self, state: RetryCallState) -> NoReturn:
         assert state.outcome is not None
-        pulled: Pulled = state.outcome.result()
+        pulled: PulledRecords = state.outcome.result()
         raise NotReadable(
             f"{self.part} gives nobody the message at {pulled.next_offset} within {PATIENCE_S:g} s, though it "
             f"holds messages up to {pulled.max_offset}: no slave has it yet (mqadmin haStatus), or "
             "the slave that is read is behind (readFrom=master)"
         )
 
-    def _ask(self, offset: int, count: int) -> Pulled:
+    def _ask(self, offset: int, count: int) -> PulledRecords:
         retrying = Retrying(
             retry=retry_if_exception_type((RemotingUnreachable, RemotingTimeout, BrokerBusy)),
             stop=stop_after_delay(PATIENCE_S),
@@ -186,7 +186,7 @@ class Pulls:
         )
         return retrying(self._ask_once, offset, count)
 
-    def _ask_once(self, offset: int, count: int) -> Pulled:
+    def _ask_once(self, offset: int, count: int) -> PulledRecords:
         part = self.part
         addr = part.addrs[self._turn % len(part.addrs)]
         try:

@@ -59,8 +59,8 @@ from haservice.client.raw_sends import (
     SEND_OK,
     STORED,
     UNREACHABLE,
-    Outgoing,
-    Queue,
+    RawMessage,
+    SendQueue,
     Sent,
     send_one,
     writable_queues,
@@ -99,7 +99,7 @@ ROUTE_S = 30.0
 DELAY_LEVELS_MAX = 18
 _LONG_AGO_S = float("-inf")
 # Stands for the queue of a message while no queue is known.
-_NOWHERE = Queue("no broker", "no address", -1)
+_NOWHERE = SendQueue("no broker", "no address", -1)
 
 _TEXTS, _WHOLE = (StringType,), (IntegerType, LongType, ShortType)
 COLUMNS: Mapping[str, tuple[tuple[type[DataType], ...], str]] = {
@@ -184,7 +184,7 @@ class SinkFailed(HAServiceError):
     """Messages got no good answer; the text says which answer, from whom, and what the task had sent."""
 
 
-class Count:
+class SentCount:
     """How many messages a task has sent, in a file: the count survives if the task is killed."""
 
     SIZE = 8
@@ -205,12 +205,12 @@ class Count:
         return sum(int.from_bytes(file.read_bytes()) for file in Path(directory).iterdir())
 
 
-class Message(NamedTuple):
+class SinkRow(NamedTuple):
     """One row."""
 
     topic: str
     queue_id: int | None
-    outgoing: Outgoing
+    outgoing: RawMessage
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class Sending(WriterCommitMessage):
 # -- rows ----------------------------------------------------------------------------------------------
 
 
-def messages_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
+def messages_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[SinkRow]:
     """The rows as messages.  Raises SinkFailed for a row that cannot be a message."""
     wanted = [name for name in COLUMNS if name in batch.schema.names]
     part = batch.select(wanted)
@@ -235,7 +235,7 @@ def messages_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Message]:
             yield message_of(row, topic)
 
 
-def message_of(row: Mapping[str, Any], topic: str | None) -> Message:
+def message_of(row: Mapping[str, Any], topic: str | None) -> SinkRow:
     to, body = topic or row.get("topic"), row.get("body")
     if not to:
         raise SinkFailed("a row has no topic, and there is no option topic")
@@ -267,7 +267,7 @@ def message_of(row: Mapping[str, Any], topic: str | None) -> Message:
             )
     data = body.encode() if isinstance(body, str) else body
     compression = (row.get("sysFlag") or 0) & (SYS_COMPRESSED | SYS_COMPRESSION_MASK)
-    return Message(to, row.get("queueId"), Outgoing(data, properties, row.get("flag") or 0, compression))
+    return SinkRow(to, row.get("queueId"), RawMessage(data, properties, row.get("flag") or 0, compression))
 
 
 # -- sending -------------------------------------------------------------------------------------------
@@ -280,11 +280,11 @@ class Sender:
         self._options = options
         self._good = options.accepted | {SEND_OK}
         self.sending = Sending()
-        self._count = Count(options.progress) if options.progress is not None else None
+        self._count = SentCount(options.progress) if options.progress is not None else None
         self._client = RemotingClient(**way_to(options.credentials_file))
         self._admin = admin_of(options.name_servers, options.credentials_file)
         self._asking = asyncio.Lock()  # guards the admin, which serves one thread at a time
-        self._routes: dict[str, tuple[float, list[Queue]]] = {}
+        self._routes: dict[str, tuple[float, list[SendQueue]]] = {}
         self._turn = itertools.count()
         self._room = asyncio.Condition()  # guards _bytes
         self._bytes = 0
@@ -292,7 +292,7 @@ class Sender:
     async def run(self, batches: Iterator[pa.RecordBatch]) -> Sending:
         """Returns when every message has a good answer.  Raises SinkFailed for the first that gets none."""
         started = time.monotonic()
-        lanes: list[asyncio.Queue[Message | None]] = [
+        lanes: list[asyncio.Queue[SinkRow | None]] = [
             asyncio.Queue(LANE_DEPTH) for _ in range(self._options.in_flight)
         ]
         try:
@@ -309,7 +309,7 @@ class Sender:
         return self.sending
 
     async def _feed(
-        self, batches: Iterator[pa.RecordBatch], lanes: Sequence[asyncio.Queue[Message | None]]
+        self, batches: Iterator[pa.RecordBatch], lanes: Sequence[asyncio.Queue[SinkRow | None]]
     ) -> None:
         """Hands each message to a lane; one queue's messages go to one lane, which keeps their order."""
         started, count, turn = time.monotonic(), 0, itertools.cycle(lanes)
@@ -333,7 +333,7 @@ class Sender:
                 await self._room.wait()
             self._bytes += size
 
-    async def _work(self, lane: asyncio.Queue[Message | None]) -> None:
+    async def _work(self, lane: asyncio.Queue[SinkRow | None]) -> None:
         while (message := await lane.get()) is not None:
             await self._send(message)
             size = len(message.outgoing.body)
@@ -345,7 +345,7 @@ class Sender:
                 self._bytes -= size
                 self._room.notify()
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, message: SinkRow) -> None:
         retrying = AsyncRetrying(
             retry=retry_if_result(self._is_passing),
             stop=self._is_over,
@@ -356,7 +356,7 @@ class Sender:
         if sent.status not in self._good:
             raise SinkFailed(self._failure(message, sent))
 
-    async def _try(self, message: Message) -> Sent:
+    async def _try(self, message: SinkRow) -> Sent:
         try:
             queues = await self._queues_of(message.topic)
         except (RemotingError, BrokerRefused) as error:
@@ -383,7 +383,7 @@ class Sender:
             return state.attempt_number >= STORED_TRIES
         return (state.seconds_since_start or 0.0) * 1000 >= self._options.patience_ms
 
-    async def _queues_of(self, topic: str) -> list[Queue]:
+    async def _queues_of(self, topic: str) -> list[SendQueue]:
         """Looks queues up again at times, and when a broker is unreachable: another may be the master now.
 
         Raises RemotingError or BrokerRefused; for a topic that was found before, that may pass.
@@ -398,7 +398,7 @@ class Sender:
                 self._routes[topic] = time.monotonic(), queues
             return queues
 
-    def _failure(self, message: Message, sent: Sent) -> str:
+    def _failure(self, message: SinkRow, sent: Sent) -> str:
         where = f"queue {sent.queue.queue_id} of {sent.queue.broker_name} at {sent.queue.addr}"
         remark = f": {sent.remark}" if sent.remark else ""
         hint = f"\n  acceptStatuses={sent.status} takes that for good" if sent.status in STORED else ""

@@ -37,7 +37,7 @@ from haservice.bounds import LONG_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
 from haservice.replication.lineage.epochs import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage, of_one_promotion
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.wire.hello import (
     decode_epoch_list,
     decode_epochs,
@@ -124,9 +124,9 @@ class LineageState:
     """-1 if it is unknown; a new lineage resets it."""
     master_heard_ms: int = 0
     handing_over: HandingOver | None = None
-    members: Members = field(default_factory=Members)
+    members: ReplicaList = field(default_factory=ReplicaList)
     """Which replicas may hold an OK, by the newest list that this broker knows."""
-    given: Members = field(default_factory=Members)
+    given: ReplicaList = field(default_factory=ReplicaList)
     """On a slave: the same list as its master gave it, if replicas were forgotten here since."""
     pledge: Pledge | None = None
     whole_from: int = 0
@@ -173,7 +173,7 @@ class LineageFile:
             # Its writer may have died before the file's name was durable, and we act upon what we read here.
             files.sync_directory(self._file.path.parent)
 
-    def update(self, *, listed: Members | None = None, **changes: Any) -> LineageState:
+    def update(self, *, listed: ReplicaList | None = None, **changes: Any) -> LineageState:
         """Replaces fields of the state, and writes it.  Raises OSError, with nothing changed.
 
         `listed` is the list of replicas that the changes were made from; ListChanged if it has changed.
@@ -200,7 +200,7 @@ class LineageFile:
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
             # The master has what we may have lost: our log is whole again at the end of the master's log.
             whole_from = changes["master_end"] if self.state.whole_from else 0
-            changes |= {"pledge": pledge, "whole_from": whole_from, "given": Members()}
+            changes |= {"pledge": pledge, "whole_from": whole_from, "given": ReplicaList()}
             return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:

@@ -14,7 +14,7 @@ from typing import Any
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH
 from haservice.replication.lineage.file import LineageFile
-from haservice.replication.lineage.membership import REPLICAS_MAX, Members, Membership
+from haservice.replication.lineage.membership import REPLICAS_MAX, Membership, ReplicaList
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.wire.hello import SlaveHello
 
@@ -31,7 +31,7 @@ class MemberList:
         self._group = group
         self._log_end = log_end
         self._lock = threading.Lock()  # guards _membership, and writing what it decides
-        self._membership = Membership("", Members())
+        self._membership = Membership("", ReplicaList())
         self._wanted = (-1, 0)
         """A slave with a list below this version cannot be promoted by it, but by the present one it may."""
         self._newcomers: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class MemberList:
                 self._membership.known_to(replica_id, version)
             self._count()
 
-    def with_slave(self, slave: SlaveHello) -> Members:
+    def with_slave(self, slave: SlaveHello) -> ReplicaList:
         """The list with this slave on it, durably written; without it if there is no room.
 
         Raises OSError if it cannot be written: a slave that no other replica would know of is not accepted.

@@ -34,7 +34,7 @@ NOBODY: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class ReplicaList:
     """One list.  Of two the one with the higher (`epoch`, `number`) is the newer."""
 
     epoch: int = UNKNOWN_EPOCH - 1
@@ -47,7 +47,7 @@ class Members:
     """Where the master's log ended when it was made."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replica ids, the master's included, and where clients reach them."""
-    over: tuple[Members, ...] = ()
+    over: tuple[ReplicaList, ...] = ()
     """Lists that may be in effect instead of this one; empty when this one is in effect."""
 
     @property
@@ -64,29 +64,29 @@ class Members:
         return max(1, len(self.slaves) - self.needed + 1)
 
     @property
-    def lists(self) -> tuple[Members, ...]:
+    def lists(self) -> tuple[ReplicaList, ...]:
         """All lists that count while this one is not in effect; only this one if it is."""
         return (*self.over, self)
 
-    def in_epoch(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> Members:
+    def in_epoch(self, epoch: int, since: Mark, master: str, addr: str, needed: int) -> ReplicaList:
         """This list as the master of `epoch` has it, whose log ends at `since`; itself if nothing changes."""
         replicas = _with(self.replicas, master, addr)
         if (self.master, self.needed, self.replicas) == (master, needed, replicas):
             return self
         return self._next(epoch, since, master=master, needed=needed, replicas=replicas)
 
-    def joined(self, epoch: int, since: Mark, replica_id: str, addr: str) -> Members:
+    def joined(self, epoch: int, since: Mark, replica_id: str, addr: str) -> ReplicaList:
         """With a slave added.  It replaces a replica at the same address: that replica's store is gone."""
         replicas = _with(self.replicas, replica_id, addr)
         return self if replicas == self.replicas else self._next(epoch, since, replicas=replicas)
 
-    def forgotten(self, epoch: int, since: Mark, replica_id: str) -> Members:
+    def forgotten(self, epoch: int, since: Mark, replica_id: str) -> ReplicaList:
         """Without a replica that is given up."""
         if replica_id not in self.replicas or replica_id == self.master:
             return self
         return self._next(epoch, since, replicas=_without(self.replicas, replica_id))
 
-    def written_off(self, replica_id: str) -> Members:
+    def written_off(self, replica_id: str) -> ReplicaList:
         """With a replica given up by this slave's operator: the same list, but nobody asks that replica.
 
         An OK may have counted it: then one fewer of those that are left has each message.
@@ -99,7 +99,7 @@ class Members:
             over=tuple(one.written_off(replica_id) for one in self.over),
         )
 
-    def given_up(self, given: Members) -> dict[str, str]:
+    def given_up(self, given: ReplicaList) -> dict[str, str]:
         """Replicas that were written off here, and their addresses.  `given` is the list as its master gave
         it; a list of another version says nothing.
         """
@@ -107,7 +107,7 @@ class Members:
             return {}
         return {one: addr for one, addr in given._everybody.items() if one not in self._everybody}
 
-    def let_back(self, given: Members, replica_id: str) -> Members:
+    def let_back(self, given: ReplicaList, replica_id: str) -> ReplicaList:
         """This list as if that replica had not been written off here."""
         gone = self.given_up(given)
         if replica_id not in gone:
@@ -122,16 +122,16 @@ class Members:
         """All replicas, including those of the lists that this one stands over."""
         return {one: addr for each in self.lists for one, addr in each.replicas.items()}
 
-    def taken_effect(self) -> Members:
+    def taken_effect(self) -> ReplicaList:
         """The same list, no longer over others.  It gets a version of its own, so that slaves can be told."""
         return replace(self, number=self.number + 1, over=())
 
-    def _next(self, epoch: int, since: Mark, **changes: Any) -> Members:
+    def _next(self, epoch: int, since: Mark, **changes: Any) -> ReplicaList:
         newer = replace(self, epoch=max(epoch, self.epoch), since=since, **changes)
         number = self.number + 1 if newer.epoch == self.epoch else 0
         return replace(newer, number=number, over=self._under(newer))
 
-    def _under(self, newer: Members) -> tuple[Members, ...]:
+    def _under(self, newer: ReplicaList) -> tuple[ReplicaList, ...]:
         """What a newer one stands over.  A master's own that were not in effect yet are passed over: whoever
         knows them knows that they stood over the same.
         """
@@ -153,7 +153,7 @@ def _without(replicas: Mapping[str, str], replica_id: str) -> Mapping[str, str]:
 class Membership:
     """A master's view: the list that it gives out, and whose acknowledgements count by it."""
 
-    def __init__(self, me: str, listed: Members) -> None:
+    def __init__(self, me: str, listed: ReplicaList) -> None:
         self._me = me
         self.listed = listed
         self._known: dict[str, tuple[int, int]] = {me: listed.version}
@@ -188,12 +188,12 @@ class Membership:
         return frozenset(one for before in self.listed.over for one in self.listed.slaves - before.slaves)
 
     @property
-    def settled(self) -> Members | None:
+    def settled(self) -> ReplicaList | None:
         """The list to write down, and to pass to list_anew(), once enough slaves know it; else None."""
         over = self.listed.over
         return self.listed.taken_effect() if over and all(map(self._is_superseded, over)) else None
 
-    def list_anew(self, listed: Members) -> None:
+    def list_anew(self, listed: ReplicaList) -> None:
         """Another list is written down."""
         self.listed = listed
         self._known[self._me] = listed.version
@@ -205,10 +205,10 @@ class Membership:
     def _knows(self, replica_id: str) -> bool:
         return self._known.get(replica_id, (-1, 0)) >= self.listed.version
 
-    def _asked(self, before: Members) -> frozenset[str]:
+    def _asked(self, before: ReplicaList) -> frozenset[str]:
         return before.slaves & frozenset(self.listed.replicas)
 
-    def _is_superseded(self, before: Members) -> bool:
+    def _is_superseded(self, before: ReplicaList) -> bool:
         asked = self._asked(before)
         return sum(map(self._knows, asked)) >= min(before.needed, len(asked))
 
@@ -239,12 +239,12 @@ def vote_of(replica_id: str, lineage: Lineage, end: int, whole_from: int = 0) ->
     )
 
 
-def newest_of(own: Members, others: Iterable[Members]) -> Members:
+def newest_of(own: ReplicaList, others: Iterable[ReplicaList]) -> ReplicaList:
     """The list that a promotion is judged by: the newest one; of two with the same version, our own."""
     return max((own, *others), key=lambda one: one.version)
 
 
-def why_no_candidate(members: Members, given: Members, replica_id: str, addr: str) -> str:
+def why_no_candidate(members: ReplicaList, given: ReplicaList, replica_id: str, addr: str) -> str:
     """Why a slave with this list does not pledge itself to the replica at `addr`; "" if it may.
 
     A candidate that an operator wrote off here may still ask.  By `given`, the list as its master gave it,
@@ -256,7 +256,7 @@ def why_no_candidate(members: Members, given: Members, replica_id: str, addr: st
     return f"{addr} is not on the list of replicas that this slave knows"
 
 
-def has_to_be_heard(members: Members, replica_id: str, heard: Collection[str]) -> Members | None:
+def has_to_be_heard(members: ReplicaList, replica_id: str, heard: Collection[str]) -> ReplicaList | None:
     """The list with that replica by which the slaves heard are too few to know of every OK.  None if they are
     enough, or if that replica need not be heard.
     """
@@ -267,7 +267,7 @@ def has_to_be_heard(members: Members, replica_id: str, heard: Collection[str]) -
 
 
 def why_unsafe(
-    members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
+    members: ReplicaList, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
 ) -> str:
     """Why `me` cannot become the master without a loss, or nobody knows whether it can; "" if it can.
 
@@ -290,7 +290,7 @@ def why_unsafe(
 
 
 def why_unsafe_to_go_on(
-    members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
+    members: ReplicaList, me: Vote, heard: Collection[Vote], objections: Mapping[str, str] = NOBODY
 ) -> str:
     """As why_unsafe(), for a master that is to go on in a further epoch.  It has every OK that it gave, but
     its slaves may have made another one the master since.
@@ -318,7 +318,9 @@ def _why_two_masters(me: Vote, heard: Collection[Vote]) -> str:
     return ""
 
 
-def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote], objections: Mapping[str, str]) -> str:
+def _why_unsafe_by(
+    members: ReplicaList, me: Vote, heard: Collection[Vote], objections: Mapping[str, str]
+) -> str:
     slaves = members.slaves
     if me.replica_id not in slaves:
         return "it is not on its master's list of replicas, so it may lack what was answered with OK"
@@ -338,7 +340,7 @@ def _why_unsafe_by(members: Members, me: Vote, heard: Collection[Vote], objectio
 
 
 def _too_few(
-    members: Members,
+    members: ReplicaList,
     counted: Collection[str],
     others: Collection[str],
     may: str,
@@ -353,10 +355,10 @@ def _too_few(
     return f"{takes_text(members)}, and {len(counted)} {one_is if len(counted) == 1 else more_are}: {'; '.join(why)}"
 
 
-def takes_text(members: Members) -> str:
+def takes_text(members: ReplicaList) -> str:
     """The rule, in numbers."""
     return f"SEND_OK takes {members.needed} of {len(members.slaves)} slaves, so {members.wanted} of them must answer"
 
 
-def _named(members: Members, replica_id: str) -> str:
+def _named(members: ReplicaList, replica_id: str) -> str:
     return members.replicas.get(replica_id) or f"replica {replica_id[:8]}"

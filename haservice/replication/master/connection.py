@@ -21,13 +21,18 @@ from commitlog.errors import CommitLogError, OffsetNotFound
 from haservice.configuration.settings import ReplicationConfig
 from haservice.deadline import Deadline
 from haservice.errors import ProtocolError
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.incoming import RECEIVE_BYTES, Incoming, Loop
 from haservice.replication.master.outgoing import Outgoing, SourceLog
 from haservice.replication.master.progress import LogRange, Refusal, ReportRefused, SlaveProgress
 from haservice.replication.pace import Growth, RateMeter, silence_s
-from haservice.replication.wire.greeting import Answer, GreetingRefused, MasterGreeting, Outcome
+from haservice.replication.wire.greeting import (
+    GreetingAnswer,
+    GreetingOutcome,
+    GreetingRefused,
+    MasterGreeting,
+)
 from haservice.replication.wire.hello import SlaveHello
 from haservice.replication.wire.protocol import (
     BODY_BYTES_MAX,
@@ -86,7 +91,7 @@ class HAConnection:
         linger_s: float = 0.0,
         loop: Loop | None = None,
         greeting: MasterGreeting | None = None,
-        on_greeted: Callable[[HAConnection, Answer], None] = lambda _, __: None,
+        on_greeted: Callable[[HAConnection, GreetingAnswer], None] = lambda _, __: None,
         on_joined: Callable[[HAConnection], None] = lambda _: None,
     ) -> None:
         self.peer = peer
@@ -94,7 +99,7 @@ class HAConnection:
         """Whether a whole report has come, with any offset."""
         self.slave: SlaveHello | None = None
         """What a slave of ours said, once its greeting was accepted."""
-        self.listed = Members()
+        self.listed = ReplicaList()
         """The list of replicas that the slave was given with the verdict."""
         self.incoming: Incoming | None = None
         """What the loop reads, while the read thread sleeps."""
@@ -254,9 +259,9 @@ class HAConnection:
             body, reader.hello = reader.hello, None
             self._answer(self._greeting.answer(body))
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: GreetingAnswer) -> None:
         slave = answer.slave
-        accepted = answer.outcome is Outcome.ACCEPTED
+        accepted = answer.outcome is GreetingOutcome.ACCEPTED
         self._on_greeted(self, answer)
         if accepted:
             starts_anew = not slave.log.start <= slave.position <= slave.log.end

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.member_list import MemberList
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.in_sync import InSync, Log
 from haservice.replication.master.recorder import ReplicaRecorder
-from haservice.replication.wire.greeting import Answer, Facts, MasterGreeting, Outcome
+from haservice.replication.wire.greeting import Facts, GreetingAnswer, GreetingOutcome, MasterGreeting
 from haservice.replication.wire.hello import SlaveHello
 from haservice.replication.wire.protocol import MasterState
 from haservice.replication.wire.secure import SecureDoors
@@ -47,7 +47,7 @@ class Greets:
     lineage: LineageFile
     facts: Facts
     on_ahead: Callable[[SlaveHello], None] = lambda _: None
-    on_heard: Callable[[SlaveHello, Outcome], None] = lambda _, __: None
+    on_heard: Callable[[SlaveHello, GreetingOutcome], None] = lambda _, __: None
 
 
 class Greeter:
@@ -89,25 +89,25 @@ class Greeter:
             members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
         )
 
-    def greeted(self, connection: HAConnection, answer: Answer) -> None:
+    def greeted(self, connection: HAConnection, answer: GreetingAnswer) -> None:
         """Called before the slave is answered."""
         slave = self._believed(connection.secured, answer.slave)
-        if answer.outcome is Outcome.ACCEPTED:
+        if answer.outcome is GreetingOutcome.ACCEPTED:
             heard_ms = self._in_sync.heard_ms(connection)
             self.recorder.greeted(slave.replica_id, self._replica(slave, slave.position, heard_ms))
-            for outcome in Outcome:
+            for outcome in GreetingOutcome:
                 self._refusals.ended((slave.replica_id, outcome))
         elif self._refusals.ready((slave.replica_id, answer.outcome)):
             # A master that lost its end in a power cut takes it back from the slave by itself.
             logger.log(
-                logging.WARNING if answer.outcome is Outcome.AHEAD else logging.ERROR,
+                logging.WARNING if answer.outcome is GreetingOutcome.AHEAD else logging.ERROR,
                 "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
                 connection.peer,
                 slave.broker_addr,
                 answer.outcome.name,
                 answer.verdict.reason,
             )
-        if answer.outcome is Outcome.AHEAD:
+        if answer.outcome is GreetingOutcome.AHEAD:
             self._greets.on_ahead(slave)
         self._greets.on_heard(slave, answer.outcome)
 
@@ -135,7 +135,7 @@ class Greeter:
         )
         self._call_back()
 
-    def _list_with(self, slave: SlaveHello) -> Members:
+    def _list_with(self, slave: SlaveHello) -> ReplicaList:
         """The list of replicas that the slave is given."""
         listed = self._list.with_slave(slave)
         self._call_back()

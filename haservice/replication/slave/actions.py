@@ -41,7 +41,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreRuns:
     """Append these runs, and call stored().  Their views are valid until the next space()."""
 
     runs: Sequence[Run]
@@ -62,12 +62,12 @@ class ForgetEpochs:
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class FlushLog:
     """Flush the log, and call flushed(): a report has to speak of flushed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejoin:
+class RejoinMaster:
     """Do what the greeting asks for, see rejoin.Rejoin.carry_out(), and call rejoined()."""
 
     greeting: SlaveGreeting
@@ -81,7 +81,7 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class LogLine:
     """A line for the log: a logging level, a format and its values."""
 
     level: int
@@ -89,4 +89,6 @@ class Tell:
     values: tuple[object, ...]
 
 
-Action = Dial | Close | Send | Cut | Store | EndAt | ForgetEpochs | Flush | Rejoin | Break | Tell
+Action = (
+    Dial | Close | Send | Cut | StoreRuns | EndAt | ForgetEpochs | FlushLog | RejoinMaster | Break | LogLine
+)

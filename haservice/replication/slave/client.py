@@ -27,16 +27,16 @@ from haservice.replication.slave.actions import (
     Cut,
     Dial,
     EndAt,
-    Flush,
+    FlushLog,
     ForgetEpochs,
+    LogLine,
     Send,
-    Store,
-    Tell,
+    StoreRuns,
 )
-from haservice.replication.slave.actions import Rejoin as DoRejoin
+from haservice.replication.slave.actions import RejoinMaster as DoRejoin
 from haservice.replication.slave.dial import dial, parse_address
 from haservice.replication.slave.record_check import RecordCheck, first_bytes
-from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
+from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
 from haservice.replication.slave.session import SlaveSession
 from haservice.replication.slave.states import State
 from haservice.replication.status import MasterHeard, MasterLinkStatus
@@ -73,7 +73,7 @@ class HAClient:
         backoff: Backoff | None = None,
         rejoin: Rejoin | None = None,
         doors: SecureDoors | None = None,
-        check: Check | None = None,
+        check: IncomingCheck | None = None,
         objection: Callable[[MasterHello | None], str] = lambda _: "",
     ) -> None:
         recovered_end = log.end
@@ -225,7 +225,7 @@ class HAClient:
             for action in actions:
                 if type(action) is Send:
                     self._send(action.data)
-                elif type(action) is Store:
+                elif type(action) is StoreRuns:
                     following = self._store(action.runs)
                 else:
                     following = self._do(action)
@@ -243,7 +243,7 @@ class HAClient:
         """Carries out an action, except the two of every turn; returns what the session wants done next."""
         session, log = self._session, self._log
         match action:
-            case Flush():
+            case FlushLog():
                 assert self._flush is not None
                 self._flush()
                 self._now_s = now_s = time.monotonic()
@@ -263,7 +263,7 @@ class HAClient:
                 return self._do_rejoin(action)
             case Break(error):
                 raise error
-            case Tell(level, text, values):
+            case LogLine(level, text, values):
                 logger.log(level, text, *values)
         return ()
 

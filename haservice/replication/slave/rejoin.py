@@ -40,7 +40,7 @@ class ReplicaLog(GreetedLog, Protocol):
     def truncate(self, offset: int) -> None: ...
 
 
-class Check(Protocol):
+class IncomingCheck(Protocol):
     """Checks the master's bytes before they are stored; see RecordCheck."""
 
     whole: int

@@ -16,7 +16,7 @@ from haservice.deadline import Deadline
 from haservice.replication.service import HAThreads
 from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.recorder import MasterRecorder
-from haservice.replication.slave.rejoin import Check, Rejoin, ReplicaLog
+from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
 from haservice.replication.status import HAStatus
 from haservice.replication.wire.secure import SecureDoors
 from haservice.service import Service
@@ -49,7 +49,7 @@ class SlaveHAService:
         clock_ms: Callable[[], int] = wall_clock_ms,
         rejoin: Rejoin | None = None,
         doors: SecureDoors | None = None,
-        check: Check | None = None,
+        check: IncomingCheck | None = None,
     ) -> None:
         self._log = log
         self._lineage = rejoin.lineage if rejoin is not None else None

@@ -35,16 +35,16 @@ from haservice.replication.slave.actions import (
     Cut,
     Dial,
     EndAt,
-    Flush,
+    FlushLog,
     ForgetEpochs,
-    Rejoin,
+    LogLine,
+    RejoinMaster,
     Send,
-    Store,
-    Tell,
+    StoreRuns,
 )
 from haservice.replication.slave.dial import AGAIN_S
 from haservice.replication.slave.record_check import BadRecord
-from haservice.replication.slave.rejoin import Check
+from haservice.replication.slave.rejoin import IncomingCheck
 from haservice.replication.slave.states import LINKED, SHOWN, TRANSITIONS, Event, State
 from haservice.replication.wire.greeting import GreetedLog, GreetingRefused, SlaveGreeting
 from haservice.replication.wire.hello import HELLO_OFFSET, VERDICT_OFFSET, MasterHello
@@ -92,7 +92,7 @@ class MasterClosed(ConnectionError):
     """The master ended the connection."""
 
 
-class Damaged(ProtocolError):
+class OwnLogDamaged(ProtocolError):
     """We hold bytes that we cannot serve: if we acked more, others would rely on us."""
 
 
@@ -113,7 +113,7 @@ class SlaveSession:
         self,
         config: ReplicationConfig,
         log: GreetedLog,
-        check: Check,
+        check: IncomingCheck,
         *,
         boundary: Callable[[], int],
         greet: Callable[[], SlaveGreeting] | None = None,
@@ -213,7 +213,7 @@ class SlaveSession:
     def _leave(self) -> Sequence[Action]:
         if self.state not in LINKED:
             return ()
-        ended = Tell(logging.INFO, "link to master ended addr=%s offset=%d", (self.address, self._log.end))
+        ended = LogLine(logging.INFO, "link to master ended addr=%s offset=%d", (self.address, self._log.end))
         return (ended, Close())
 
     def _dial(self) -> Sequence[Action]:
@@ -294,7 +294,7 @@ class SlaveSession:
         greeting.on_verdict(verdict)
         self._check_welcome()
         self._move(Event.ACCEPTED)
-        return (Rejoin(greeting),)
+        return (RejoinMaster(greeting),)
 
     def rejoined(self, now_s: float) -> Sequence[Action]:
         """Our log is now one with the master's.  Raises what ends the connection."""
@@ -346,9 +346,9 @@ class SlaveSession:
                 runs = runs[:number]
                 break
         if not self._unfollowed:
-            return (Store(runs),)
+            return (StoreRuns(runs),)
         self._unfollowed = False
-        return (ForgetEpochs(), Store(runs)) if self._greet is not None else (Store(runs),)
+        return (ForgetEpochs(), StoreRuns(runs)) if self._greet is not None else (StoreRuns(runs),)
 
     def stored(self, now_s: float) -> Sequence[Action]:
         """Everything that was to be stored is stored.  Raises what ends the connection."""
@@ -368,7 +368,7 @@ class SlaveSession:
         if not self._flushes:
             return self.flushed(now_s)
         self._check_sound()
-        return (Flush(),)
+        return (FlushLog(),)
 
     def flushed(self, now_s: float) -> Sequence[Action]:
         """What is stored is flushed, too.  Raises what ends the connection."""
@@ -402,7 +402,7 @@ class SlaveSession:
     def _check_sound(self) -> None:
         damage = self._damage()
         if damage is not None:
-            raise Damaged(f"this slave is damaged and follows no further: {damage}")
+            raise OwnLogDamaged(f"this slave is damaged and follows no further: {damage}")
 
     def _check_welcome(self) -> None:
         """Raises GreetingRefused if this master may not be followed."""
@@ -467,7 +467,7 @@ class SlaveSession:
         if not self._throttle.ready(f"{self.address} {level} {type(error).__name__}", now_s):
             return ()
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"
-        return (Tell(level, text, (self.address, self._log.end, self.last_error)),)
+        return (LogLine(level, text, (self.address, self._log.end, self.last_error)),)
 
     def _refused(self, error: GreetingRefused) -> Sequence[Action]:
         """Says so once, until a greeting succeeds again.  A master takes its lost end back by itself."""
@@ -478,7 +478,7 @@ class SlaveSession:
         self._refusals.add((self.address, error.cause))
         level = logging.WARNING if error.cause == Step.AHEAD.name else logging.ERROR
         text = "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s"
-        return (Tell(level, text, (self.address, self._log.end, error)),)
+        return (LogLine(level, text, (self.address, self._log.end, error)),)
 
 
 def _body(heard: tuple[int, bytes], mark: int) -> bytes:

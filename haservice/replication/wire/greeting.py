@@ -22,7 +22,7 @@ from typing import Protocol
 from commitlog.errors import CommitLogError
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step, plan
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.wire.hello import (
     DIGEST_BYTES,
     DIGEST_BYTES_MAX,
@@ -72,7 +72,7 @@ class GreetingRefused(ProtocolError):
         self.again = again
 
 
-class Outcome(enum.Enum):
+class GreetingOutcome(enum.Enum):
     """The outcome of a greeting, for the master."""
 
     ACCEPTED = "accepted"
@@ -82,17 +82,17 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GreetingAnswer:
     """`encoded`, the verdict, goes to the slave; unless the slave is accepted, the connection then ends."""
 
     encoded: bytes
-    outcome: Outcome
+    outcome: GreetingOutcome
     slave: SlaveHello
     verdict: Verdict
 
 
-def _answer(outcome: Outcome, slave: SlaveHello, verdict: Verdict) -> Answer:
-    return Answer(greeting_bytes(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
+def _answer(outcome: GreetingOutcome, slave: SlaveHello, verdict: Verdict) -> GreetingAnswer:
+    return GreetingAnswer(greeting_bytes(VERDICT_OFFSET, verdict.encode()), outcome, slave, verdict)
 
 
 def span_of(log: GreetedLog) -> LogSpan:
@@ -116,7 +116,7 @@ class MasterGreeting:
         lineage: Callable[[], Lineage],
         nonce: Callable[[], str] = lambda: secrets.token_hex(16),
         objection: Callable[[SlaveHello], str] = lambda _: "",
-        members: Callable[[SlaveHello], Members] | None = None,
+        members: Callable[[SlaveHello], ReplicaList] | None = None,
     ) -> None:
         self._nonce = nonce
         self._objection = objection
@@ -151,54 +151,58 @@ class MasterGreeting:
         )
         return greeting_bytes(HELLO_OFFSET, self.said.encode())
 
-    def answer(self, body: bytes) -> Answer:
+    def answer(self, body: bytes) -> GreetingAnswer:
         """Judges a slave's hello.  Raises ProtocolError if it is no hello, or comes out of turn."""
         if self.said is None or self._answered:
             raise ProtocolError("a slave's hello that nobody asked for")
         slave = SlaveHello.decode(body)
         self._answered = True
         outcome, reason, again = self._judge(slave, self.said)
-        if outcome is not Outcome.ACCEPTED:
+        if outcome is not GreetingOutcome.ACCEPTED:
             return _answer(outcome, slave, Verdict(False, reason, again))
         if self._members is None:
             return _answer(outcome, slave, Verdict(True))
         members = self._members(slave)
         if slave.replica_id not in members.replicas:
             full = f"the list of replicas has its {len(members.replicas)} at most; mqadmin forget makes room"
-            return _answer(Outcome.REFUSED, slave, Verdict(False, full))
+            return _answer(GreetingOutcome.REFUSED, slave, Verdict(False, full))
         return _answer(outcome, slave, Verdict(True, members=members))
 
-    def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[Outcome, str, bool]:
+    def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[GreetingOutcome, str, bool]:
         """Outcome, reason, and whether the slave should ask again soon."""
         if slave.nonce != said.nonce:
-            return Outcome.REFUSED, "it does not answer our hello: an old one, played back?", False
+            return GreetingOutcome.REFUSED, "it does not answer our hello: an old one, played back?", False
         reason = _strangers(said, slave.replica_id, slave.broker_name, slave.segment_bytes)
         if reason:
-            return Outcome.REFUSED, reason[1], False
+            return GreetingOutcome.REFUSED, reason[1], False
         objection = self._objection(slave)
         if objection:
-            return Outcome.REFUSED, objection, True
+            return GreetingOutcome.REFUSED, objection, True
         if self._lineage() != self._epochs_said:
-            return Outcome.REFUSED, "a new epoch has begun since our hello", True
+            return GreetingOutcome.REFUSED, "a new epoch has begun since our hello", True
         wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
         if wanted.step is Step.OLD_MASTER:
-            return Outcome.OLD_MASTER, "the slave knows of a newer epoch, or another master of ours", True
+            return (
+                GreetingOutcome.OLD_MASTER,
+                "the slave knows of a newer epoch, or another master of ours",
+                True,
+            )
         if wanted.step is Step.REFUSE:
-            return Outcome.REFUSED, f"as the slave has it, {wanted.reason}", False
+            return GreetingOutcome.REFUSED, f"as the slave has it, {wanted.reason}", False
         if not said.log.start <= slave.position <= wanted.position:
             where = f"the slave would go on at {slave.position}, right were {wanted.position}"
-            return Outcome.REFUSED, f"{where}: {wanted.reason or wanted.step.value}", False
+            return GreetingOutcome.REFUSED, f"{where}: {wanted.reason or wanted.step.value}", False
         point = min(slave.position, said.log.end)
         try:
             reason_differs = self._compare(slave, said, point)
         except (CommitLogError, ProtocolError) as error:
-            return Outcome.REFUSED, f"our own bytes below {point} cannot be read: {error}", True
+            return GreetingOutcome.REFUSED, f"our own bytes below {point} cannot be read: {error}", True
         if reason_differs:
-            return Outcome.REFUSED, reason_differs, False
+            return GreetingOutcome.REFUSED, reason_differs, False
         if slave.position > said.log.end:
             lost = slave.position - said.log.end
             return (
-                Outcome.AHEAD,
+                GreetingOutcome.AHEAD,
                 f"this slave has {lost} bytes that its master lost: the master copies them back",
                 True,
             )
@@ -206,8 +210,8 @@ class MasterGreeting:
             self._log.read(point, 1)
         except CommitLogError as error:
             # A repair takes its time: the slave must not dial again and again for nothing.
-            return Outcome.REFUSED, f"our own bytes from {point} on cannot be sent: {error}", False
-        return Outcome.ACCEPTED, "", False
+            return GreetingOutcome.REFUSED, f"our own bytes from {point} on cannot be sent: {error}", False
+        return GreetingOutcome.ACCEPTED, "", False
 
     def _compare(self, slave: SlaveHello, said: MasterHello, point: int) -> str:
         """Why the slave's bytes below `point` differ from ours; empty if they do not."""
@@ -237,7 +241,7 @@ class SlaveGreeting:
         self._flushes = flushes
         self.master: MasterHello | None = None
         """What the master said; None before on_hello()."""
-        self.members = Members()
+        self.members = ReplicaList()
         """The list to write down before the first report; set once on_verdict() has returned."""
         self.plan: Plan | None = None
         """What to do before the first report; set once on_verdict() has returned."""

@@ -26,7 +26,7 @@ import orjson
 from haservice.bounds import EPOCH_MAX, INT_MAX, LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import EPOCHS_MAX, Epoch, Lineage, LogSpan, Mark
-from haservice.replication.lineage.membership import OVER_MAX, REPLICAS_MAX, Members
+from haservice.replication.lineage.membership import OVER_MAX, REPLICAS_MAX, ReplicaList
 
 VERSION = 1
 HELLO_OFFSET = -1
@@ -174,7 +174,7 @@ class Verdict:
     accepted: bool
     reason: str = ""
     again: bool = False
-    members: Members = Members()  # noqa: RUF009 - frozen
+    members: ReplicaList = ReplicaList()  # noqa: RUF009 - frozen
 
     def encode(self) -> bytes:
         said = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
@@ -250,8 +250,8 @@ def decode_epoch_list(said: object, epoch_max: int = EPOCH_MAX) -> tuple[Epoch, 
     return tuple(epochs)
 
 
-def encode_members(members: Members) -> dict[str, Any] | None:
-    if members == Members():
+def encode_members(members: ReplicaList) -> dict[str, Any] | None:
+    if members == ReplicaList():
         return None
     return {
         "epoch": members.epoch,
@@ -265,10 +265,10 @@ def encode_members(members: Members) -> dict[str, Any] | None:
     }
 
 
-def decode_members(said: object, epoch_max: int = EPOCH_MAX) -> Members:
+def decode_members(said: object, epoch_max: int = EPOCH_MAX) -> ReplicaList:
     """Raises ProtocolError for anything but what encode_members() gives."""
     if said is None:
-        return Members()
+        return ReplicaList()
     if not isinstance(said, Mapping):
         raise ProtocolError(f"the list of replicas is {str(said)[:_WORDS_MAX]!r}")
     replicas = said.get("replicas")
@@ -277,7 +277,7 @@ def decode_members(said: object, epoch_max: int = EPOCH_MAX) -> Members:
     needed = _number(said, "needed")
     if not 1 <= needed <= REPLICAS_MAX:
         raise ProtocolError(f"needed is {needed}, wanted is a number from 1 to {REPLICAS_MAX}")
-    return Members(
+    return ReplicaList(
         epoch=_number(said, "epoch", epoch_max),
         number=_number(said, "number"),
         master=_text(said, "master"),
@@ -288,7 +288,7 @@ def decode_members(said: object, epoch_max: int = EPOCH_MAX) -> Members:
     )
 
 
-def _over(said: Mapping[str, Any], epoch_max: int) -> tuple[Members, ...]:
+def _over(said: Mapping[str, Any], epoch_max: int) -> tuple[ReplicaList, ...]:
     over = said.get("over", [])
     if not isinstance(over, list) or len(over) > OVER_MAX:
         raise ProtocolError(f"a list of replicas stands over {OVER_MAX} others at most")

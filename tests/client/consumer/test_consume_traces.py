@@ -13,7 +13,7 @@ from haservice.client import (
     Received,
     RetryLater,
 )
-from haservice.client.consumer.callback.handler import ConsumeTimeout, Outcome
+from haservice.client.consumer.callback.handler import ConsumeOutcome, ConsumeTimeout
 from haservice.client.consumer.callback.traces import encode
 from tests.admin.asking import run as mqadmin
 from tests.client.consumer.consuming import Seen, run, until
@@ -27,7 +27,7 @@ def lines(text: str) -> list[list[str]]:
 
 def test_lines_are_those_of_javas_consumers() -> None:
     one, two = message(1), message(2)
-    told = lines(encode("g", "request", 5000, Outcome([one, two], 2, 0.1)))
+    told = lines(encode("g", "request", 5000, ConsumeOutcome([one, two], 2, 0.1)))
     assert told == [
         ["SubBefore", "4900", "DefaultRegion", "g", "request", "", "0", ""],
         ["SubBefore", "4900", "DefaultRegion", "g", "request", "", "0", ""],
@@ -38,13 +38,13 @@ def test_lines_are_those_of_javas_consumers() -> None:
 
 def test_the_code_says_what_came_of_it() -> None:
     for error, code in ((RetryLater(), "4"), (ConsumeTimeout(), "1"), (ValueError(), "2")):
-        (_, after) = lines(encode("g", "r", 5000, Outcome([message(1)], 0, 0.1, error)))
+        (_, after) = lines(encode("g", "r", 5000, ConsumeOutcome([message(1)], 0, 0.1, error)))
         assert after[4:7:2] == ["false", code]
 
 
 def test_a_message_whose_producer_wants_no_trace_has_none() -> None:
     quiet = replace(message(1), properties={"TRACE_ON": "false"})
-    assert encode("g", "r", 5000, Outcome([quiet], 1, 0.1)) == ""
+    assert encode("g", "r", 5000, ConsumeOutcome([quiet], 1, 0.1)) == ""
 
 
 def test_mqadmin_shows_who_consumed_a_message(cluster: Cluster) -> None:

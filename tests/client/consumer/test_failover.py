@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.client import ClientOptions, ConsumeFrom, ConsumerOptions, Message, Producer, PushConsumer
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
@@ -26,15 +26,15 @@ __all__ = ["admin", "make_pair", "pytest_runtest_makereport"]
 pytestmark = pytest.mark.cluster
 
 MakePair = Callable[..., ScratchPair]
-Ask = Callable[[ScratchPair], Admin]
+Ask = Callable[[ScratchPair], MQAdmin]
 
 
-def promote(ask: Admin, addr: str) -> None:
+def promote(ask: MQAdmin, addr: str) -> None:
     header = PromoteHeader(why="failover", force=True)
     ask.ask(addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=PATIENCE_S)
 
 
-def is_master(ask: Admin, addr: str) -> bool:
+def is_master(ask: MQAdmin, addr: str) -> bool:
     try:
         return any(data.broker_addrs.get(0) == addr for data in ask.route(TOPIC).broker_datas)
     except AnswerError:  # for a moment nobody has the topic

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from haservice.client.consumer.callback.handler import ConsumeTimeout, Handler, Outcome, RetryLater
+from haservice.client.consumer.callback.handler import ConsumeOutcome, ConsumeTimeout, Handler, RetryLater
 from haservice.deadline import Deadline
 from tests.support.waiting import PATIENCE_S
 
@@ -46,7 +46,7 @@ def test_a_callback_that_returns_has_consumed_and_one_that_raises_has_not(way: W
             raise KeyError("two")
         return "anything"
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await way(callback).call([[1], [2], [3]])
 
     outcomes = run(main)
@@ -60,7 +60,7 @@ def test_a_failure_stops_where_order_counts(way: Way) -> None:
         if one == 2:
             raise RetryLater(delay_s=0.5)
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await way(callback).call([[1], [2], [3]], go_on=lambda outcome: outcome.error is None)
 
     outcomes = run(main)
@@ -72,7 +72,7 @@ def test_a_callback_that_takes_lists_says_how_many_are_consumed(way: Way) -> Non
     def callback(messages: list[int]) -> None:
         raise RetryLater(3, consumed=len(messages) - 1)
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await way(callback, takes_lists=True).call([[1, 2, 3], [4]])
 
     first, second = run(main)
@@ -85,7 +85,7 @@ def test_a_number_that_cannot_be_is_cut(way: Way, said: int, counted: int) -> No
     def callback(messages: list[int]) -> None:
         raise RetryLater(consumed=said)
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await way(callback, takes_lists=True).call([[1, 2]])
 
     assert run(main)[0].consumed == counted
@@ -99,7 +99,7 @@ def test_a_thread_that_takes_too_long_is_given_up_and_begins_nothing_else() -> N
         if one == 2:
             gate.wait(PATIENCE_S)
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=0.05)
         handler.start()
         try:
@@ -124,7 +124,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
             cancelled.append(one)
             raise
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await Handler(callback, takes_lists=False, threads=1, timeout_s=0.05).call([[1], [2]])
 
     assert [type(one.error) for one in run(main)] == [ConsumeTimeout, ConsumeTimeout]
@@ -139,7 +139,7 @@ def test_an_object_whose_call_is_a_coroutine_function_runs_on_the_loop() -> None
     handler: Handler[int] = Handler(Callback(), takes_lists=False, threads=1, timeout_s=1)
     assert handler.on_loop
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await handler.call([[1]])
 
     assert run(main)[0].error is None
@@ -157,7 +157,7 @@ def test_a_callback_that_exits_has_raised_and_the_next_call_is_made(way: Way) ->
         if one == 2:
             raise asyncio.CancelledError
 
-    async def main() -> list[Outcome[int]]:
+    async def main() -> list[ConsumeOutcome[int]]:
         return await way(callback, threads=1).call([[1], [2], [3]])
 
     outcomes = run(main)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from haservice.client.consumer.queues.in_flight import InFlight, Limits
+from haservice.client.consumer.queues.in_flight import InFlight, QueueLimits
 
 
 class M(NamedTuple):
@@ -20,7 +20,7 @@ def messages(*offsets: int) -> list[M]:
 
 
 def in_flight(start: int = 0, **limits: int | None) -> InFlight[M]:
-    return InFlight(start, Limits(**limits))  # type: ignore[arg-type]
+    return InFlight(start, QueueLimits(**limits))  # type: ignore[arg-type]
 
 
 def test_the_lowest_message_that_is_not_consumed_holds_the_offset_back() -> None:

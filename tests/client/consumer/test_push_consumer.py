@@ -14,7 +14,7 @@ import pytest
 from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.options import ConsumerOptions
 from haservice.client.consumer.push_consumer import AsyncPushConsumer, PushConsumer
-from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.in_flight import QueueLimits
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
@@ -368,7 +368,7 @@ def test_no_more_is_pulled_than_the_limits_allow(cluster: Cluster) -> None:
     async def main() -> None:
         seen = Seen(lambda _: gate.wait(PATIENCE_S) and None)
         async with push(
-            cluster, "g", seen, limits=Limits(messages_max=10), pull_batch=8, consume_threads=2
+            cluster, "g", seen, limits=QueueLimits(messages_max=10), pull_batch=8, consume_threads=2
         ) as consumer:
             await until(lambda: readers_of(consumer), "it has its queues")
             (reader,) = [one for one in readers_of(consumer) if one.queue.queue_id == 0]

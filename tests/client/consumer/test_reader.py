@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from haservice.client.consumer.calls import Pulled, PullLimits, PullStatus
+from haservice.client.consumer.calls import PullAnswer, PullLimits, PullOutcome
 from haservice.client.consumer.queues import reader as reader_module
-from haservice.client.consumer.queues.in_flight import Limits
+from haservice.client.consumer.queues.in_flight import QueueLimits
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import Subscription
@@ -32,17 +32,17 @@ def message(offset: int) -> Received:
     )  # fmt: skip
 
 
-def found(*offsets: int, next_offset: int | None = None, suggested_id: int = 0) -> Pulled:
+def found(*offsets: int, next_offset: int | None = None, suggested_id: int = 0) -> PullAnswer:
     messages = [message(offset) for offset in offsets]
     end = offsets[-1] + 1 if next_offset is None else next_offset
-    return Pulled(PullStatus.FOUND, messages, end, 0, 1000, suggested_id)
+    return PullAnswer(PullOutcome.FOUND, messages, end, 0, 1000, suggested_id)
 
 
-def nothing(status: PullStatus, next_offset: int) -> Pulled:
-    return Pulled(status, [], next_offset, 0, 1000, 0)
+def nothing(status: PullOutcome, next_offset: int) -> PullAnswer:
+    return PullAnswer(status, [], next_offset, 0, 1000, 0)
 
 
-Script = Sequence[Pulled | Exception]
+Script = Sequence[PullAnswer | Exception]
 
 
 class Broker:
@@ -63,7 +63,7 @@ class Broker:
     def any_of(self, name: str, broker_id: int = 0) -> str:
         return self.addrs.get(broker_id) or self.addrs[min(self.addrs)]
 
-    async def pull(self, addr: str, queue: MessageQueue, offset: int, *_: object, **kw: object) -> Pulled:
+    async def pull(self, addr: str, queue: MessageQueue, offset: int, *_: object, **kw: object) -> PullAnswer:
         self.pulls.append((addr, offset, asyncio.get_running_loop().time()))
         if not self.script:
             await asyncio.Event().wait()
@@ -90,7 +90,7 @@ class Broker:
     def reader(self, **limits: int) -> QueueReader:
         this: Any = self
         reading = Reading(
-            calls=this, offsets=this, stats=ConsumerStats(), limits=Limits(**limits), pull_limits=PullLimits(),
+            calls=this, offsets=this, stats=ConsumerStats(), limits=QueueLimits(**limits), pull_limits=PullLimits(),
             begin_at=self.begin_at, deliver=self._deliver, on_unheard=self.note_unheard,
         )  # fmt: skip
         return QueueReader(QUEUE, Subscription("T"), reading)
@@ -118,7 +118,7 @@ async def consume(reader: QueueReader, *offsets: int) -> None:
 
 
 def test_pulls_follow_each_other_and_the_offset_follows_what_is_consumed() -> None:
-    broker = Broker([found(5, 6), nothing(PullStatus.NO_MATCHED_MESSAGE, 20), found(20, next_offset=25)], 5)
+    broker = Broker([found(5, 6), nothing(PullOutcome.NO_MATCHED_MESSAGE, 20), found(20, next_offset=25)], 5)
 
     async def then(reader: QueueReader) -> None:
         await until(lambda: len(broker.pulls) == 4, "all is pulled")
@@ -149,7 +149,7 @@ def test_a_full_queue_is_pulled_again_when_something_is_consumed() -> None:
 
 
 def test_an_offset_that_retention_took_is_passed_over_and_what_is_in_memory_still_counts() -> None:
-    broker = Broker([found(0, 1), nothing(PullStatus.OFFSET_MOVED, 100), found(100)])
+    broker = Broker([found(0, 1), nothing(PullOutcome.OFFSET_MOVED, 100), found(100)])
 
     async def then(reader: QueueReader) -> None:
         await until(lambda: broker.delivered == [0, 1, 100], "it goes on behind the gap")
@@ -162,7 +162,7 @@ def test_an_offset_that_retention_took_is_passed_over_and_what_is_in_memory_stil
 
 
 def test_a_log_that_was_cut_is_read_again_when_what_was_pulled_before_is_consumed() -> None:
-    broker = Broker([found(0, 1, 2, 3), nothing(PullStatus.OFFSET_MOVED, 2), found(2)])
+    broker = Broker([found(0, 1, 2, 3), nothing(PullOutcome.OFFSET_MOVED, 2), found(2)])
 
     async def then(reader: QueueReader) -> None:
         await until(lambda: len(broker.pulls) == 2, "the broker has said so")
@@ -180,7 +180,7 @@ def test_a_log_that_was_cut_is_read_again_when_what_was_pulled_before_is_consume
 
 def test_a_broker_that_has_nothing_and_does_not_wait_is_asked_a_few_times_a_second() -> None:
     """A slave answers so that does not have what its dead master had."""
-    broker = Broker([nothing(PullStatus.NO_MATCHED_MESSAGE, 7)] * 3, 7)
+    broker = Broker([nothing(PullOutcome.NO_MATCHED_MESSAGE, 7)] * 3, 7)
 
     async def then(_: QueueReader) -> None:
         await until(lambda: len(broker.pulls) == 4, "it is asked again")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haservice.client.consumer.queues.allocation import averagely
-from haservice.client.consumer.queues.rebalance import Plan, TopicView, plan
+from haservice.client.consumer.queues.rebalance import RebalancePlan, TopicView, plan
 from haservice.remoting.bodies.clients import MessageQueue
 
 
@@ -17,8 +17,8 @@ def queues_of(topic: str, count: int) -> tuple[MessageQueue, ...]:
 def test_a_member_takes_its_part_and_gives_up_the_rest() -> None:
     queues = queues_of("T", 4)
     view = TopicView(queues, ["a", "b"])
-    assert plan({"T": view}, [], "a", averagely) == Plan(queues[:2], ())
-    assert plan({"T": view}, queues, "a", averagely) == Plan((), queues[2:])
+    assert plan({"T": view}, [], "a", averagely) == RebalancePlan(queues[:2], ())
+    assert plan({"T": view}, queues, "a", averagely) == RebalancePlan((), queues[2:])
     assert not plan({"T": view}, queues[:2], "a", averagely)
 
 
@@ -32,13 +32,13 @@ def test_a_member_that_the_broker_does_not_list_keeps_what_it_has_for_a_while() 
     held = queues_of("T", 2)
     view = {"T": TopicView(queues_of("T", 4), ["b"])}
     assert not plan(view, held, "a", averagely)
-    assert plan(view, held, "a", averagely, keep_unlisted=False) == Plan((), held)
+    assert plan(view, held, "a", averagely, keep_unlisted=False) == RebalancePlan((), held)
 
 
 def test_a_topic_that_is_subscribed_no_more_is_given_up_and_so_is_a_queue_that_is_gone() -> None:
     held = queues_of("T", 4) + queues_of("Other", 2)
     found = plan({"T": TopicView(queues_of("T", 3), ["a"])}, held, "a", averagely)
-    assert found == Plan((), queues_of("Other", 2) + queues_of("T", 4)[3:])
+    assert found == RebalancePlan((), queues_of("Other", 2) + queues_of("T", 4)[3:])
 
 
 def test_broadcasting_reads_every_queue() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from commitlog.kernel import layout
-from commitlog.kernel.records import Message, decode, encode, encode_host, stamp
+from commitlog.kernel.records import NewMessage, decode, encode, encode_host, stamp
 
 HEADER = Path(layout.__file__).parent / "core" / "layout.h"
 V4, V6 = encode_host("10.0.0.1", 1), encode_host("::1", 1)
@@ -87,7 +87,7 @@ def test_numpys_description_is_the_table_of_ipv4() -> None:
 
 @pytest.mark.parametrize(("born", "store"), [(V4, V4), (V6, V4), (V4, V6), (V6, V6)])
 def test_each_field_is_read_back_from_its_place(born: bytes, store: bytes) -> None:
-    message = Message("T", 5, b"body", b"p\x01v", 6, 0, 77, born, 3, 9)
+    message = NewMessage("T", 5, b"body", b"p\x01v", 6, 0, 77, born, 3, 9)
     record = encode(message, store)
     stamp(record, 11, 22, 33)
     kind = decode(record).sys_flag & layout.SYS_HOSTS_V6

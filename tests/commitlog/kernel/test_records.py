@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitlog.errors import CorruptRecord, IncompleteRecord, MessageIllegal
+from commitlog.errors import CorruptRecord, IncompleteRecord, MessageBeyondLimits
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC
 from commitlog.kernel.records import (
-    Message,
+    NewMessage,
     body_crc,
     check,
     decode,
@@ -110,7 +110,7 @@ def test_batch_properties_are_joined_by_one_separator_only() -> None:
 
 @pytest.mark.parametrize("at", range(1, len(BATCH_ELEMENT)))
 def test_a_batch_cut_anywhere_is_illegal(at: int) -> None:
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(MessageBeyondLimits):
         encode_batch(message(BATCH_ELEMENT + BATCH_ELEMENT[:at]), STORE_HOST)
 
 
@@ -119,12 +119,12 @@ def test_a_batch_cut_anywhere_is_illegal(at: int) -> None:
 def test_a_batch_that_lies_about_a_size_is_illegal(at: int, lie: int) -> None:
     element = bytearray(BATCH_ELEMENT)
     struct.pack_into(">i", element, at, lie)
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(MessageBeyondLimits):
         encode_batch(message(bytes(element)), STORE_HOST)
 
 
 def test_an_empty_batch_is_illegal() -> None:
-    with pytest.raises(MessageIllegal):
+    with pytest.raises(MessageBeyondLimits):
         encode_batch(message(b""), STORE_HOST)
 
 
@@ -137,7 +137,7 @@ def test_limits_of_topic_and_properties() -> None:
         {"properties": b"p" * 32768},
         {"properties": b"A\x01b\0"},
     ):
-        with pytest.raises(MessageIllegal):
+        with pytest.raises(MessageBeyondLimits):
             encode(message(**fields), STORE_HOST)  # type: ignore[arg-type]
 
 
@@ -293,12 +293,12 @@ def test_hosts_and_message_ids() -> None:
 
 
 def test_views_are_taken_as_bodies() -> None:
-    assert encode(Message("T", 0, memoryview(b"abc")), STORE_HOST) == encode(
-        Message("T", 0, b"abc"), STORE_HOST
+    assert encode(NewMessage("T", 0, memoryview(b"abc")), STORE_HOST) == encode(
+        NewMessage("T", 0, b"abc"), STORE_HOST
     )
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(b"DELAY\x013", b""), (b"", b"KEYS\x01k\x02DELAY\x013")])
 def test_a_batch_with_a_delayed_message_is_refused(outer: bytes, inner: bytes) -> None:
-    with pytest.raises(MessageIllegal, match="delayed"):
+    with pytest.raises(MessageBeyondLimits, match="delayed"):
         encode_batch(message(body=batch_body([b"1", b"2"], inner), properties=outer), STORE_HOST)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.commands.groups.group_calls import consumer_connection
 from haservice.admin.fanout import ask_each
 from haservice.remoting.bodies.admin import ClientConnection, ProducerConnection, ProducerTableInfo
@@ -57,7 +57,7 @@ def consumer_connections(
     namesrv: tuple[str, ...], broker: str | None, group: str, output_format: str
 ) -> None:
     """Shows a consumer group's members and subscriptions."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         connection = consumer_connection(admin, group, broker)
     members = Table(MEMBER_COLUMNS, [_row(member) for member in connection.connection_set])
     subscriptions = Table(SUBSCRIPTION_COLUMNS)
@@ -87,7 +87,7 @@ def producer_connections(namesrv: tuple[str, ...], group: str, topic: str, outpu
 
     Of the brokers that hold the topic; a producer is known for as long as it sends heartbeats.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         addrs = [readable_addr(data) for data in admin.route(topic).broker_datas if data.broker_addrs]
         found, complete = ask_each(
             addrs,
@@ -110,7 +110,7 @@ def producer_connections(namesrv: tuple[str, ...], group: str, topic: str, outpu
 @format_option
 def producer(namesrv: tuple[str, ...], broker: str, output_format: str) -> None:
     """Shows every producer that a broker knows."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found = admin.ask(broker, RequestCode.GET_ALL_PRODUCER_INFO, into=ProducerTableInfo)
     table = Table(PRODUCER_COLUMNS)
     for group, members in sorted(found.data.items()):

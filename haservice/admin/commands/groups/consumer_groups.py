@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.topics.topic_changes import delete_topic_everywhere
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.broker.send.retries import dead_letter_topic, retry_topic
@@ -82,7 +82,7 @@ def update_sub_group(
     replaced, not amended; getConsumerConfig shows what it has.
     """
     config = SubscriptionGroupConfig(group, **settings)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             addrs_of(admin.targets(broker, cluster)),
             lambda addr: admin.tell(addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config),
@@ -115,7 +115,7 @@ def delete_sub_group(
     topics are deleted, too.  Without -r its offsets stay, and a group of that name goes on from them.
     """
     header = DeleteSubscriptionGroupHeader(group, remove_offset)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         targets = admin.targets(broker, cluster)
         topics = [retry_topic(group), dead_letter_topic(group)] if broker is None else []
         tell_each(
@@ -136,7 +136,7 @@ def delete_sub_group(
 @format_option
 def get_consumer_config(namesrv: tuple[str, ...], group: str, output_format: str) -> None:
     """Shows what each broker allows a consumer group."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found, complete = ask_each(
             [broker for broker in admin.brokers() if broker.is_master],
             lambda broker: admin.ask(

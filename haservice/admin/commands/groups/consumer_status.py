@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.groups.group_calls import consumer_connection, group_addrs, running_info
 from haservice.admin.fanout import ask_each
 from haservice.printable import escaped
@@ -80,7 +80,7 @@ def consumer_status(
     Asks each member through a broker.  Each one's account goes to a file, ./TIME/CLIENTID; what is wrong
     is said here: subscriptions that differ, queues that are not locked, members that are stuck.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         addrs = [broker] if broker is not None else group_addrs(admin, group)
         if client_id is not None:
             info = running_info(admin, group, client_id, addrs, jstack)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from haservice.admin.asked_apart import add_groups
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.groups.group_calls import consume_stats, queue_owners
 from haservice.admin.fanout import say_failures
 from haservice.admin.overview import NotAllOurs, Overview, groups_of_brokers
@@ -76,7 +76,7 @@ def consumer_progress(
     Diff is what the brokers hold beyond the group's offset: messages not yet consumed.  LastTime is when
     the last message consumed was stored.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if group is None:
             found = all_groups(admin)
             show(groups_table(found), output_format)
@@ -124,7 +124,7 @@ def _progress_row(queue: MessageQueue, progress: QueueProgress) -> tuple[Any, ..
     )
 
 
-def all_groups(admin: Admin) -> Overview:
+def all_groups(admin: MQAdmin) -> Overview:
     """Every group with a retry topic: every group in clustering mode has one."""
     names = [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
     try:
@@ -171,7 +171,7 @@ def broker_consume_stats(
     namesrv: tuple[str, ...], broker: str, level: int, order: bool, timeout_ms: int, output_format: str
 ) -> None:
     """Shows the progress of all groups at a broker."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found = admin.ask(
             broker,
             RequestCode.GET_BROKER_CONSUME_STATS,
@@ -207,7 +207,7 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
 
     A line for each group as consumerProgress shows it, after the time of the look.
     """
-    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
+    with MQAdmin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
         while True:
             echo(f"# {time.strftime('%Y-%m-%d %H:%M:%S')}", err=output_format == "json")
             try:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.fanout import ask_each
 from haservice.broker.send.retries import retry_topic
 from haservice.errors import AnswerError, RemotingError
@@ -21,7 +21,7 @@ STATS_TIMEOUT_S = 15.0
 CLIENT_TIMEOUT_S = 15.0
 
 
-def group_addrs(admin: Admin, group: str) -> list[str]:
+def group_addrs(admin: MQAdmin, group: str) -> list[str]:
     """The brokers to ask about a group: those that hold its retry topic, else all masters.
 
     A group that only broadcasts, or pulls, has no retry topic.
@@ -36,7 +36,7 @@ def group_addrs(admin: Admin, group: str) -> list[str]:
     return addrs or [broker.addr for broker in admin.brokers() if broker.broker_id == MASTER_ID]
 
 
-def consume_stats(admin: Admin, group: str, topic: str | None = None) -> tuple[ConsumeStats, bool]:
+def consume_stats(admin: MQAdmin, group: str, topic: str | None = None) -> tuple[ConsumeStats, bool]:
     """208 from every broker, merged, and whether all answered."""
     header = ConsumeStatsHeader(group, topic)
     found, complete = ask_each(
@@ -50,7 +50,7 @@ def consume_stats(admin: Admin, group: str, topic: str | None = None) -> tuple[C
     return ConsumeStats(sum(stats.consume_tps for _, stats in found), merged), complete
 
 
-def consumer_connection(admin: Admin, group: str, broker: str | None = None) -> ConsumerConnection:
+def consumer_connection(admin: MQAdmin, group: str, broker: str | None = None) -> ConsumerConnection:
     """203: the members that any broker knows.  Raises AnswerError 206 if none is online."""
     ask = partial(
         admin.ask,
@@ -86,7 +86,7 @@ def _gravest(failures: list[RemotingError], group: str) -> RemotingError:
 
 
 def running_info(
-    admin: Admin, group: str, client_id: str, addrs: list[str], jstack: bool = False
+    admin: MQAdmin, group: str, client_id: str, addrs: list[str], jstack: bool = False
 ) -> ConsumerRunningInfo:
     """307, from the first broker that the client is connected to."""
     header = ConsumerRunningInfoHeader(group, client_id, jstack)
@@ -106,7 +106,7 @@ def running_info(
     raise failure
 
 
-def queue_owners(admin: Admin, group: str) -> dict[tuple[str, str, int], str]:
+def queue_owners(admin: MQAdmin, group: str) -> dict[tuple[str, str, int], str]:
     """(topic, broker name, queue id) → the host of the member that has the queue now.
 
     A member that does not answer is left out: its queues then have no owner here.

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.commands.groups.group_calls import STATS_TIMEOUT_S, consume_stats
 from haservice.errors import AnswerError
 from haservice.remoting.bodies.admin import ConsumeStats, GroupList, QueueProgress, ResetOffsetBody
@@ -89,7 +89,7 @@ def reset_offset_by_time(
             f"rollback consumer offset by specified group[{group}], topic[{topic}], "
             f"force[{str(force).lower()}], timestamp(long)[{when_ms}]"
         )
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         show(reset(admin, group, topic, when_ms, force, cplus), output_format)
 
 
@@ -106,11 +106,11 @@ def skip_accumulated_message(
 
     As resetOffsetByTime -s now: the group goes on with messages that are stored from here on.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         show(reset(admin, group, topic, END, force), output_format)
 
 
-def reset(admin: Admin, group: str, topic: str, when_ms: int, force: bool, cplus: bool = False) -> Table:
+def reset(admin: MQAdmin, group: str, topic: str, when_ms: int, force: bool, cplus: bool = False) -> Table:
     """Broker by broker: a broker with members online tells them (222); else queue by queue."""
     table = Table(RESET_COLUMNS)
     ext = ResetOffsetHeader(topic, group, when_ms, force).encode()
@@ -139,7 +139,7 @@ def reset(admin: Admin, group: str, topic: str, when_ms: int, force: bool, cplus
 
 
 def reset_offline(
-    admin: Admin, addr: str, group: str, topic: str, when_ms: int, force: bool
+    admin: MQAdmin, addr: str, group: str, topic: str, when_ms: int, force: bool
 ) -> list[tuple[str, int, int, int, int]]:
     """Moves the offsets at one broker; rows are its name, queue, the queue's end, old and new offset."""
     done = []
@@ -162,7 +162,7 @@ def reset_offline(
     return done
 
 
-def queue_progress(admin: Admin, addr: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
+def queue_progress(admin: MQAdmin, addr: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
     """The group's queues at a broker; if it has none yet, the topic's queues from their first message."""
     found: dict[MessageQueue, QueueProgress] = {}
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
@@ -178,7 +178,7 @@ def queue_progress(admin: Admin, addr: str, group: str, topic: str) -> dict[Mess
     }
 
 
-def update_offset(admin: Admin, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
+def update_offset(admin: MQAdmin, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
     header = UpdateConsumerOffsetHeader(group, queue.topic, queue.queue_id, offset)
     admin.tell(addr, RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
@@ -199,7 +199,7 @@ def clone_group_offset(
     offsets over these within 5 s.
     """
     del offline
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         addrs = {data.broker_name: readable_addr(data) for data in admin.route(topic).broker_datas}
         stats, complete = consume_stats(admin, source, topic)
         done = [

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import click
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
-    Report,
+    StepLog,
     check_at_rest,
     check_told,
     name_option,
@@ -57,8 +57,8 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
     follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
     failover --to it needs no --force if it has everything that the answering brokers have.
     """
-    report = Report(output_format, yes)
-    with report, Admin(namesrv) as admin:
+    report = StepLog(output_format, yes)
+    with report, MQAdmin(namesrv) as admin:
         before = gather(admin, where, namesrv)
         show_list(report, "before", before)
         gone = replica_to_forget(before, named)
@@ -141,7 +141,7 @@ def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
     return [one for one in masters or topology.ours if gone in one.named]
 
 
-def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
+def check_not_connected(admin: MQAdmin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
     """Raises click.ClickException if it still has a connection: its process is frozen, or cut off."""
     for one in told:
         status = admin.ha_status(one.addr)
@@ -156,7 +156,7 @@ def check_not_connected(admin: Admin, topology: Topology, gone: str, told: Seque
         )
 
 
-def wait_until_known(admin: Admin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
+def wait_until_known(admin: MQAdmin, before: Topology, gone: str, namesrv: Sequence[str]) -> Topology:
     """The brokers, once none that answers has it on its list; after KNOWN_S at the latest."""
     deadline = Deadline(KNOWN_S)
     while True:
@@ -205,7 +205,7 @@ def list_of(topology: Topology, now_ms: int) -> Table:
     return table
 
 
-def show_list(report: Report, key: str, topology: Topology) -> None:
+def show_list(report: StepLog, key: str, topology: Topology) -> None:
     report.table(key, f"replicas of {topology.name} {key}", list_of(topology, wall_clock_ms()))
 
 

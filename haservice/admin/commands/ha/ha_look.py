@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.broker.roles.rules import members_of
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, HARuntimeInfo
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.lineage import LineageBody
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 
 UNKNOWN = "?"
 # Sorts after the ids that a nameserver lists.
@@ -47,7 +47,7 @@ class Seen:
         return None if known is None or known < 0 else known
 
 
-def take(admin: Admin, broker: str | None, cluster: str | None) -> list[Seen]:
+def take(admin: MQAdmin, broker: str | None, cluster: str | None) -> list[Seen]:
     """One broker, a cluster's, or all.  Raises RemotingError if that one, or each nameserver, is silent."""
     if broker is not None:
         return [look(admin, Broker("", "", MASTER_ID, broker))]
@@ -71,7 +71,7 @@ def unregistered(seen: Sequence[Seen]) -> list[Broker]:
     ]
 
 
-def look(admin: Admin, broker: Broker) -> Seen:
+def look(admin: MQAdmin, broker: Broker) -> Seen:
     """Asks one broker.  Raises RemotingError."""
     info = admin.runtime_info(broker.addr)
     role = info.get("brokerRole")
@@ -94,7 +94,7 @@ def look(admin: Admin, broker: Broker) -> Seen:
     )
 
 
-def look_if_up(admin: Admin, broker: Broker) -> Seen:
+def look_if_up(admin: MQAdmin, broker: Broker) -> Seen:
     """As `look`, but a broker that does not answer gets its own line, so that the others are shown."""
     try:
         return look(admin, broker)
@@ -102,7 +102,7 @@ def look_if_up(admin: Admin, broker: Broker) -> Seen:
         return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=error)
 
 
-def lineage_at(admin: Admin, addr: str) -> LineageBody | None:
+def lineage_at(admin: MQAdmin, addr: str) -> LineageBody | None:
     """The broker's lineage; None if it keeps none.  Raises RemotingError."""
     try:
         return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
@@ -121,11 +121,11 @@ def log_end_of(status: HARuntimeInfo | None, told: str | None) -> int | None:
     return int(told) if told else None
 
 
-def lists_of(seen: Iterable[Seen]) -> dict[str, Members]:
+def lists_of(seen: Iterable[Seen]) -> dict[str, ReplicaList]:
     """Broker name → the newest replica list that any broker knows."""
-    found: dict[str, Members] = {}
+    found: dict[str, ReplicaList] = {}
     for one in seen:
         if one.lineage is not None:
-            lists = (found.get(one.broker.name, Members()), members_of(one.lineage))
+            lists = (found.get(one.broker.name, ReplicaList()), members_of(one.lineage))
             found[one.broker.name] = max(lists, key=lambda listed: listed.version)
     return found

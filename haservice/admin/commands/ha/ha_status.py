@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
 from haservice.admin.fanout import say_failures, say_none_registered
@@ -389,7 +389,7 @@ def ha_status(
     Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a broker, or a
     replica on the list, is unreachable, the exit code is 1.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if interval_s is None:
             if not _show(admin, take(admin, broker, cluster), output_format):
                 sys.exit(1)
@@ -400,7 +400,7 @@ def ha_status(
                 time.sleep(interval_s)
 
 
-def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_format: str) -> None:
+def _show_again(admin: MQAdmin, broker: str | None, cluster: str | None, output_format: str) -> None:
     """Shows a watch once more; it goes on when nobody answers: then people need it most."""
     try:
         seen = take(admin, broker, cluster)
@@ -413,7 +413,7 @@ def _show_again(admin: Admin, broker: str | None, cluster: str | None, output_fo
     _show(admin, seen, output_format)
 
 
-def _show(admin: Admin, seen: Sequence[Seen], output_format: str) -> bool:
+def _show(admin: MQAdmin, seen: Sequence[Seen], output_format: str) -> bool:
     complete = show_seen(seen, output_format)
     if not seen:
         say_none_registered(admin, output_format)

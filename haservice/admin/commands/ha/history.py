@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.role_steps import name_option, refuse
 from haservice.admin.commands.ha.roll_call import gather
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
@@ -124,7 +124,7 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
     Stock brokers keep no epochs.  When a broker does not answer, also one that is only on the list of
     replicas (see mqadmin forget), the exit code is 1.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         topology = gather(admin, where, namesrv)
     asked = members_asked(topology, where)
     lines = lines_of(one for one in asked if one.is_ours)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.replicas import (
     has_all_acknowledged,
     heard_text,
@@ -30,7 +30,7 @@ from haservice.admin.commands.ha.replicas import (
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
-    Report,
+    StepLog,
     check_at_rest,
     check_told,
     name_option,
@@ -103,8 +103,8 @@ def switchover(
 
     The roles stay across restarts, until a broker's properties file asks for another brokerRole.
     """
-    report = Report(output_format, yes)
-    with report, Admin(namesrv) as admin:
+    report = StepLog(output_format, yes)
+    with report, MQAdmin(namesrv) as admin:
         before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
         report.show("before", before)
         master, target = switchover_pair(before, to)
@@ -147,7 +147,7 @@ def switchover(
         sys.exit(1)
 
 
-def gather_with_master(admin: Admin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
+def gather_with_master(admin: MQAdmin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
     """As `gather`.  If all answer and none is the master, another command may be between the two steps of a
     switchover: this looks again for a moment.
     """
@@ -307,8 +307,8 @@ def failover(
     refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
     has.  What an ASYNC_MASTER accepted in its last moments is unknown to all others.
     """
-    report = Report(output_format, yes)
-    with report, Admin(namesrv) as admin:
+    report = StepLog(output_format, yes)
+    with report, MQAdmin(namesrv) as admin:
         before = gather(admin, where, namesrv, (to,))
         while True:
             report.show("before", before)
@@ -453,7 +453,7 @@ def _better(topology: Topology, candidate: Member) -> str:
 
 
 def promote(
-    admin: Admin, topology: Topology, candidate: Member, role: str | None, loss: Loss, *, force: bool
+    admin: MQAdmin, topology: Topology, candidate: Member, role: str | None, loss: Loss, *, force: bool
 ) -> Member:
     """Promotes the candidate; returns what it will be.  Raises RemotingError, or ProtocolError."""
     why = "failover by command"
@@ -472,7 +472,7 @@ def promote(
 
 
 def follow(
-    admin: Admin, topology: Topology, candidate: Member, promoted: Member, epoch: int, report: Report
+    admin: MQAdmin, topology: Topology, candidate: Member, promoted: Member, epoch: int, report: StepLog
 ) -> dict[str, str]:
     """Tells the others that answer to follow; gives address → reason of those that refuse."""
     header = FollowHeader(

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
-    Report,
+    StepLog,
     check_told,
     say_once,
     timeout_option,
@@ -68,8 +68,8 @@ def reinit(
     It is refused while the master does not answer, or refuses writes: what the slave has may then be all
     there is.  For the same reason the command reads the master's whole log first; --unread skips that.
     """
-    report = Report(output_format, yes)
-    with report, Admin(namesrv) as admin:
+    report = StepLog(output_format, yes)
+    with report, MQAdmin(namesrv) as admin:
         before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
         report.show("before", before)
         slave, master = reinit_pair(before, broker)
@@ -158,7 +158,7 @@ def refuse_damaged(master: Member, slave: Member) -> None:
         )
 
 
-def read_through(admin: Admin, master: Member, slave: Member) -> None:
+def read_through(admin: MQAdmin, master: Member, slave: Member) -> None:
     """Checks every record of the master's log: it may be the only copy once the slave has given up its own.
 
     Raises click.ClickException for a damaged one; the master is made to look at it, so that it gets the
@@ -183,7 +183,7 @@ def read_through(admin: Admin, master: Member, slave: Member) -> None:
             ) from None
 
 
-def why_not(admin: Admin, slave: Member) -> str:
+def why_not(admin: MQAdmin, slave: Member) -> str:
     """What the slave says of its link to the master, to end a sentence."""
     with suppress(RemotingError):
         status = admin.ha_status(slave.addr)
@@ -201,7 +201,7 @@ def own_bytes(slave: Member, master: Member) -> int:
     return slave.log.end - (slave.log.start if common is None else common.point)
 
 
-def wait_for_refill(admin: Admin, slave: Member, target: int, timeout_s: float) -> bool:
+def wait_for_refill(admin: MQAdmin, slave: Member, target: int, timeout_s: float) -> bool:
     """Whether the slave's log reaches `target` in time; shows its progress."""
     assert slave.log is not None
     deadline, began = Deadline(timeout_s), time.monotonic()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Loss, Member, Topology
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.replication.lineage.membership import (
-    Members,
+    ReplicaList,
     Vote,
     has_to_be_heard,
     newest_of,
@@ -57,7 +57,7 @@ def with_listed(topology: Topology) -> Topology:
 class Poll:
     """The pledges that a candidate will get when it asks, and the list that decides if they are enough."""
 
-    members: Members
+    members: ReplicaList
     pledged: tuple[Member, ...]
     objections: Mapping[str, str]
     """Replica id → why it will not pledge, of those that answer."""
@@ -67,7 +67,7 @@ def poll(topology: Topology, candidate: Member) -> Poll:
     """Predicts the poll, by the rules of the brokers and from what they say of themselves."""
     own_addr = candidate.broker_addr or candidate.addr
     asked = {*candidate.named.values(), *candidate.replicas.given_up(candidate.given).values()}
-    pledged, lists, objections = list[Member](), list[Members](), dict[str, str]()
+    pledged, lists, objections = list[Member](), list[ReplicaList](), dict[str, str]()
     for one in sorted(topology.ours, key=lambda one: one.broker_addr or one.addr):
         if one is candidate:
             continue

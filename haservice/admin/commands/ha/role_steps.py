@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.roll_call import ask, gather, table_at
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.admin.commands.ha.topology_text import table_of
@@ -57,7 +57,7 @@ def timeout_option(default: float, help: str) -> Callable[[Any], Any]:
 
 
 @dataclass(slots=True)
-class Report:
+class StepLog:
     """What one command shows: lines as it goes, or one object at the end, also after a refusal."""
 
     output_format: str
@@ -112,7 +112,7 @@ class Report:
         self.line("\nMeanwhile that has changed:\n")
 
     @contextlib.contextmanager
-    def telling(self, admin: Admin, name: str, one: Member, help: Sequence[str] = ()) -> Iterator[None]:
+    def telling(self, admin: MQAdmin, name: str, one: Member, help: Sequence[str] = ()) -> Iterator[None]:
         """Wraps the call that tells `one` what to do.  Raises click.ClickException with what came of it, and
         with `help` if `one` refuses.
         """
@@ -144,7 +144,7 @@ def say_waited_for(topology: Topology) -> None:
 
 
 def wait_for_master(
-    admin: Admin,
+    admin: MQAdmin,
     name: str,
     addr: str,
     epoch: int,
@@ -166,7 +166,9 @@ def wait_for_master(
         time.sleep(LOOK_AGAIN_S)
 
 
-def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence[str], *, turns: bool) -> str:
+def _waits_for(
+    admin: MQAdmin, name: str, addr: str, epoch: int, namesrv: Sequence[str], *, turns: bool
+) -> str:
     """What is still missing; "" if nothing is.  While the broker `turns`, no answer is no trouble."""
     now = ask(admin, addr)
     if now.changing or (turns and not now.answers and not now.lives):
@@ -190,7 +192,7 @@ def _waits_for(admin: Admin, name: str, addr: str, epoch: int, namesrv: Sequence
     return ""
 
 
-def wait_for_followers(admin: Admin, before: Topology, addr: str, epoch: int, report: Report) -> bool:
+def wait_for_followers(admin: MQAdmin, before: Topology, addr: str, epoch: int, report: StepLog) -> bool:
     """Waits until the others that answered before follow the master at `addr` in its epoch, FOLLOW_S at most.
 
     Says who does, and who does not by then; returns whether none of these is a master.
@@ -269,7 +271,7 @@ def check_at_rest(topology: Topology) -> None:
 
 
 def show_after(
-    admin: Admin, before: Topology, namesrv: Sequence[str], report: Report, also: Sequence[str] = ()
+    admin: MQAdmin, before: Topology, namesrv: Sequence[str], report: StepLog, also: Sequence[str] = ()
 ) -> None:
     """Shows all brokers that were there before, whatever the nameservers list now."""
     addrs = [*also, *(one.addr for one in before.members)]

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.replicas import with_listed
-from haservice.admin.commands.ha.topology import SILENT, Count, Loss, Member, Registered, Topology
+from haservice.admin.commands.ha.topology import SILENT, Count, KnownMaster, Loss, Member, Topology
 from haservice.broker.roles.peer_repair import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles.rules import given_of, last_heard, lineage_of, members_of
 from haservice.errors import AnswerError, ProtocolError, RemotingClosed, RemotingError, RemotingTimeout
@@ -47,7 +47,7 @@ COUNT_S = 10.0
 
 
 def gather(
-    admin: Admin, where: str, namesrv: Sequence[str], also: Iterable[str] = (), hint: str = BY_NAME
+    admin: MQAdmin, where: str, namesrv: Sequence[str], also: Iterable[str] = (), hint: str = BY_NAME
 ) -> Topology:
     """All that is known of a broker name, or of the name of the broker at an address; `also` are further
     addresses to ask, `hint` is what helps if that one address does not answer.
@@ -63,7 +63,7 @@ def gather(
     with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
         listed, names = listed_addrs(admin, name, namesrv, pool, required=not wanted)
         registered = max(
-            pool.map(lambda place: registered_at(admin, place, name), namesrv), default=Registered()
+            pool.map(lambda place: registered_at(admin, place, name), namesrv), default=KnownMaster()
         )
         waiting = [*wanted, *listed]
         for _ in range(ROUNDS_MAX):
@@ -133,7 +133,7 @@ def unknown_name(
     return click.ClickException("\n  ".join(lines))
 
 
-def name_at(admin: Admin, addr: str, hint: str) -> str:
+def name_at(admin: MQAdmin, addr: str, hint: str) -> str:
     """The brokerName of the broker at an address.  Raises click.ClickException."""
     first = ask(admin, addr)
     if first.name:
@@ -155,7 +155,7 @@ class Listed(NamedTuple):
 
 
 def listed_addrs(
-    admin: Admin, name: str, namesrv: Sequence[str], pool: ThreadPoolExecutor, *, required: bool
+    admin: MQAdmin, name: str, namesrv: Sequence[str], pool: ThreadPoolExecutor, *, required: bool
 ) -> Listed:
     """A name's brokers, by all nameservers that answer.  With `required`, RemotingError if none answers."""
     if required:
@@ -176,7 +176,7 @@ def listed_addrs(
     return Listed(found, frozenset(one for table in known for one in table) if known else None)
 
 
-def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | ProtocolError:
+def table_at(admin: MQAdmin, namesrv: str) -> ClusterInfo | RemotingError | ProtocolError:
     """One nameserver's table of brokers, or why there is none."""
     try:
         return admin.ask(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, into=ClusterInfo, timeout_s=ASK_S)
@@ -184,17 +184,17 @@ def table_at(admin: Admin, namesrv: str) -> ClusterInfo | RemotingError | Protoc
         return error
 
 
-def registered_at(admin: Admin, namesrv: str, name: str) -> Registered:
+def registered_at(admin: MQAdmin, namesrv: str, name: str) -> KnownMaster:
     """The newest epoch of a name that a nameserver knows; none from a stock or an unreachable one."""
     header = BrokerNameHeader(name)
     try:
         body = admin.ask(namesrv, RequestCode.GET_LINEAGE, header, into=NewestEpochBody, timeout_s=ASK_S)
     except (RemotingError, ProtocolError):
-        return Registered()
-    return Registered(body.epoch, body.master_addr)
+        return KnownMaster()
+    return KnownMaster(body.epoch, body.master_addr)
 
 
-def ask(admin: Admin, addr: str, broker_id: int | None = None) -> Member:
+def ask(admin: MQAdmin, addr: str, broker_id: int | None = None) -> Member:
     """What one broker says of itself."""
     try:
         body = admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody, timeout_s=ASK_S)
@@ -222,7 +222,7 @@ def _untold(addr: str, broker_id: int | None, error: RemotingError | ProtocolErr
     return Member(addr, broker_id, trouble=trouble, lives=lives, advice=advice or "")
 
 
-def _ask_stock(admin: Admin, addr: str, broker_id: int | None) -> Member:
+def _ask_stock(admin: MQAdmin, addr: str, broker_id: int | None) -> Member:
     """Asks a stock broker by 28 and 26, which every broker knows."""
     answer = admin.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=ASK_S)
     info = KVTable.decode(answer.body).table
@@ -288,7 +288,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
 # -- counting --------------------------------------------------------------------------------------
 
 
-def fetcher(admin: Admin) -> Fetch:
+def fetcher(admin: MQAdmin) -> Fetch:
     """READ_LOG, in the form that peer repair needs."""
 
     def fetch(addr: str, offset: int, size: int) -> bytes:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from haservice.bounds import EPOCH_JUMP_MAX
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, common_point, of_one_promotion
-from haservice.replication.lineage.membership import Members
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.terminal.output import local_second, shown_addr
 
 SHORT_ID = 8
@@ -69,9 +69,9 @@ class Member:
     """Replica id → address of the others that it knows."""
     seen: Mapping[str, int] = field(default_factory=dict)
     """Replica id → when it last heard that one, in ms."""
-    replicas: Members = field(default_factory=Members)
+    replicas: ReplicaList = field(default_factory=ReplicaList)
     """Who may hold an acknowledged message, by the newest list that it knows."""
-    given: Members = field(default_factory=Members)
+    given: ReplicaList = field(default_factory=ReplicaList)
     """That list as its master gave it, if the broker has forgotten replicas since."""
     whole_from: int = 0
     """It may have lost acknowledged bytes below this offset, while its log ends before."""
@@ -227,14 +227,14 @@ class Count(NamedTuple):
         return f"{self.messages} {some}" if self.exact else f"{self.messages} {some} or more"
 
 
-class Registered(NamedTuple):
+class KnownMaster(NamedTuple):
     """The newest epoch that a nameserver knows, -1 if none, and its master's address."""
 
     epoch: int = -1
     addr: str = ""
 
 
-NOT_REGISTERED = Registered()
+NOT_REGISTERED = KnownMaster()
 
 
 class _End(NamedTuple):
@@ -251,7 +251,7 @@ class Topology:
 
     name: str
     members: tuple[Member, ...]
-    registered: Registered = NOT_REGISTERED
+    registered: KnownMaster = NOT_REGISTERED
 
     @property
     def masters(self) -> tuple[Member, ...]:
@@ -289,10 +289,10 @@ class Topology:
         return max(known, told if told <= known + EPOCH_JUMP_MAX else 0)
 
     @property
-    def replicas(self) -> Members:
+    def replicas(self) -> ReplicaList:
         """The newest known replica list; the longest, if some brokers have forgotten a replica of it."""
         lists = (one.replicas for one in self.ours)
-        return max(lists, key=lambda one: (one.version, len(one.replicas)), default=Members())
+        return max(lists, key=lambda one: (one.version, len(one.replicas)), default=ReplicaList())
 
     @property
     def silent(self) -> tuple[Member, ...]:

@@ -9,11 +9,11 @@ from collections import Counter
 import click
 
 from commitlog.kernel.records import StoredMessage
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.messages.reading import as_far_as_sound, message_fields
 from haservice.admin.commands.topics.routing import readable_queues
 from haservice.client.admin import TOOLS_GROUP
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import body_of, from_queue, tag_of
 from haservice.terminal.options import (
     command,
@@ -95,8 +95,8 @@ def print_msg(
     group's offset is moved.  A queue ends before a message that is damaged at its broker; the exit code is
     then 1.
     """
-    damaged: list[Queue] = []
-    with Admin(namesrv) as admin:
+    damaged: list[SendQueue] = []
+    with MQAdmin(namesrv) as admin:
         for queue in readable_queues(admin, topic, None, None):
             if output_format == "table":
                 echo_line(f"-------- {queue.broker_name} at {queue.addr}, queue {queue.queue_id} --------")
@@ -144,7 +144,7 @@ def print_msg_by_queue(
     shown.
     """
     tags: Counter[str] = Counter()
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         for queue in readable_queues(admin, topic, name, queue_id):
             for message in from_queue(admin, topic, queue, TOOLS_GROUP, None, begin_ms, end_ms, expression):
                 tags[tag_of(message) or ""] += 1

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.topics.routing import writable_queues
-from haservice.client.raw_sends import SEND_OK, Outgoing, Queue, Sent, send_one
+from haservice.client.raw_sends import SEND_OK, RawMessage, SendQueue, Sent, send_one
 from haservice.errors import RemotingError
 from haservice.remoting.client import RemotingClient
 from haservice.terminal.access import access
@@ -49,20 +49,20 @@ _size_option = click.option(
 
 
 async def probe(
-    topic: str, queues: Sequence[Queue], sizes: Sequence[int]
+    topic: str, queues: Sequence[SendQueue], sizes: Sequence[int]
 ) -> AsyncIterator[tuple[Sent, float]]:
     """Sends one message after the other, over the queues in turn; gives results, and ms until the answer."""
     client = RemotingClient(**access())
     try:
         for queue, size in zip(itertools.cycle(queues), sizes, strict=False):
             started = time.monotonic()
-            sent = await send_one(client, topic, queue, Outgoing(b"a" * size, {}))
+            sent = await send_one(client, topic, queue, RawMessage(b"a" * size, {}))
             yield sent, (time.monotonic() - started) * 1000
     finally:
         await client.close()
 
 
-async def _all(topic: str, queues: Sequence[Queue], sizes: Sequence[int]) -> list[tuple[Sent, float]]:
+async def _all(topic: str, queues: Sequence[SendQueue], sizes: Sequence[int]) -> list[tuple[Sent, float]]:
     return [one async for one in probe(topic, queues, sizes)]
 
 
@@ -85,7 +85,7 @@ def check_msg_send_rt(
 
     One message after the other, over all its queues; they are real messages, and stay.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, topic, None, None)
     results = run(_all(topic, queues, [size] * amount))
     table = Table(PROBE_COLUMNS, name="sends", facts={"averageMs": mean_ms(results)})
@@ -116,7 +116,7 @@ def send_msg_status(namesrv: tuple[str, ...], name: str, size: int, count: int, 
 
     To the topic of the broker's own name, which every broker has.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, name, name, None)
     for sent, ms in run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))[1:]:
         if output_format == "json":
@@ -165,7 +165,7 @@ def cluster_rt(
 
     To the topics of the brokers' own names, until Ctrl-C.
     """
-    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):
+    with MQAdmin(namesrv) as admin, suppress(KeyboardInterrupt):
         for turn in itertools.count(1):
             table = Table(CLUSTER_COLUMNS)
             for broker in admin.brokers(cluster):
@@ -183,7 +183,7 @@ def cluster_rt(
             time.sleep(interval_s)
 
 
-def _probed(admin: Admin, name: str, amount: int, size: int) -> tuple[float, int, int]:
+def _probed(admin: MQAdmin, name: str, amount: int, size: int) -> tuple[float, int, int]:
     """Mean ms, sends stored, sends not stored; a broker without its topic fails all."""
     try:
         queues = writable_queues(admin, name, name, None)

@@ -13,7 +13,7 @@ import click
 
 from commitlog.kernel import records
 from commitlog.kernel.records import StoredMessage
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.commands.messages.reading import message_fields
 from haservice.admin.commands.messages.send_and_consume import resend
 from haservice.admin.commands.messages.tracking import tracks
@@ -113,7 +113,7 @@ def query_message_by_id(
     saved whole to the file that is named, as RocketMQ's tools do, and its start is shown.
     """
     del unit
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         for message_id in (part.strip() for part in message_ids.split(",")):
             addr, physical_offset = _place(message_id)
             if group is not None and client_id is not None:
@@ -152,7 +152,7 @@ def query_message_by_key(namesrv: tuple[str, ...], topic: str, key: str, output_
 
     At most 64 of each broker, the newest; queryMsgById shows one.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         messages = query(admin, topic, key, MATCHES_MAX)
     if not messages:
         raise not_found(topic, f"message with key {key}")
@@ -188,7 +188,7 @@ def query_message_by_unique_key(
 
     What a producer's SendResult calls msgId.  A message that was retried is stored more than once.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found = query(admin, topic, message_id, UNIQUE_MATCHES_MAX, unique=True)
         if not found:
             raise not_found(topic, f"message {message_id}")
@@ -213,7 +213,7 @@ def query_message_by_offset(
     namesrv: tuple[str, ...], topic: str, name: str, queue_id: int, offset: int, output_format: str
 ) -> None:
     """Shows a message by its place in a queue."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         datas = [
             data for data in admin.route(topic).broker_datas if data.broker_name == name and data.broker_addrs
         ]
@@ -232,7 +232,7 @@ def query_message_by_offset(
 
 
 def query(
-    admin: Admin, topic: str, key: str, count: int, *, unique: bool = False, end_ms: int = FOREVER_MS
+    admin: MQAdmin, topic: str, key: str, count: int, *, unique: bool = False, end_ms: int = FOREVER_MS
 ) -> list[StoredMessage]:
     """12 to every broker of the topic, without the index's false hits; the oldest first."""
     ext = QueryMessageHeader(topic, key, count, 0, end_ms).encode() | {UNIQUE_KEY_EXT: str(unique).lower()}
@@ -266,7 +266,7 @@ def unique_key(message: StoredMessage) -> str | None:
     return records.decode_properties(message.properties).get("UNIQ_KEY")
 
 
-def show_message(admin: Admin, message: StoredMessage, output_format: str, *, asks: bool) -> None:
+def show_message(admin: MQAdmin, message: StoredMessage, output_format: str, *, asks: bool) -> None:
     """Shows the message; if it `asks`, also the groups that have consumed it, by a nameserver."""
     known = []
     failure = None
@@ -330,7 +330,7 @@ def _message_lines(message: StoredMessage) -> dict[str, Any]:
 
 
 def consume_directly(
-    admin: Admin, addr: str, group: str, client_id: str, message_id: str, output_format: str
+    admin: MQAdmin, addr: str, group: str, client_id: str, message_id: str, output_format: str
 ) -> None:
     """309: the broker hands the message to the member at once, whatever the member's offsets are."""
     result = admin.ask(
@@ -361,7 +361,7 @@ def resume_check_half_message(namesrv: tuple[str, ...], message_id: str, output_
     had never been asked about.
     """
     addr, _ = _place(message_id)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         admin.tell(addr, RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeHalfMessageHeader(message_id))
     if output_format == "json":
         show_pairs({"msgId": message_id, "brokerAddr": addr}, output_format)

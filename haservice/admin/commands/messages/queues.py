@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.remoting.bodies.admin import ConsumeQueueBody
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.admin import ConsumeQueueHeader
@@ -46,7 +46,7 @@ def query_cq(
 
     Each stands for one message: where it lies in the log, how long it is, and its tag's hash.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         addr = broker
         if addr is None:
             datas = admin.route(topic).broker_datas

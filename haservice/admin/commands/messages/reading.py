@@ -9,7 +9,7 @@ from typing import Any
 
 from commitlog.kernel import records
 from haservice.client.message import host_text
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import body_of
 from haservice.errors import AnswerError
 from haservice.remoting.codes import ResponseCode
@@ -18,7 +18,7 @@ from haservice.terminal.output import echo
 
 
 @contextmanager
-def as_far_as_sound(queue: Queue, damaged: list[Queue]) -> Iterator[None]:
+def as_far_as_sound(queue: SendQueue, damaged: list[SendQueue]) -> Iterator[None]:
     """If damage keeps the broker from reading on in `queue`, ends the block, says so, and notes `queue`."""
     try:
         yield

@@ -13,7 +13,7 @@ import click
 
 from commitlog.kernel import layout, records
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.messages.lines import lines_of
 from haservice.admin.commands.messages.reading import as_far_as_sound, message_fields
 from haservice.admin.commands.messages.trace_entries import sent_entry
@@ -25,8 +25,8 @@ from haservice.client.raw_sends import (
     SEND_OK,
     STORED,
     UNREACHABLE,
-    Outgoing,
-    Queue,
+    RawMessage,
+    SendQueue,
     Sent,
     Tally,
     send_all,
@@ -120,11 +120,11 @@ def send_message(
     if body == "":
         raise click.UsageError("an empty body is no message")
     properties = {name: value for name, value in (("KEYS", keys), ("TAGS", tags)) if value}
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, topic, broker, queue_id)
         trace_queues = writable_queues(admin, TRACE_TOPIC, None, None) if traced and body else []
     if body is not None:
-        tally = _send_body(topic, queues, Outgoing(body.encode(), properties), output_format, trace_queues)
+        tally = _send_body(topic, queues, RawMessage(body.encode(), properties), output_format, trace_queues)
     else:
         assert file is not None
         tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
@@ -134,16 +134,16 @@ def send_message(
         sys.exit(1)
 
 
-async def _one(message: Outgoing) -> AsyncIterator[Outgoing]:
+async def _one(message: RawMessage) -> AsyncIterator[RawMessage]:
     yield message
 
 
 def _send_body(
     topic: str,
-    queues: list[Queue],
-    message: Outgoing,
+    queues: list[SendQueue],
+    message: RawMessage,
     output_format: str,
-    trace_queues: Sequence[Queue] = (),
+    trace_queues: Sequence[SendQueue] = (),
 ) -> Tally:
     sent: list[Sent] = []
     message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
@@ -151,7 +151,7 @@ def _send_body(
     (one,) = sent
     if trace_queues:
         key = message.properties["UNIQ_KEY"]
-        trace = Outgoing(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
+        trace = RawMessage(sent_entry(topic, message, one, tally.seconds).encode(), {"KEYS": key})
         run(send_all(TRACE_TOPIC, trace_queues, _one(trace), lambda _: None, in_flight=1, **access()))
     if output_format == "json":
         echo(to_json_line(_sent_object(one)))
@@ -172,7 +172,7 @@ def _send_body(
     return tally
 
 
-def say_advice(tally: Tally, queues: Sequence[Queue]) -> None:
+def say_advice(tally: Tally, queues: Sequence[SendQueue]) -> None:
     """Says what to do if no message can be sent (broker unreachable, only TLS, or missing keys), and what
     an answer other than SEND_OK means.
     """
@@ -202,7 +202,7 @@ def _sent_object(one: Sent) -> dict[str, Any]:
 
 def _send_lines(
     topic: str,
-    queues: list[Queue],
+    queues: list[SendQueue],
     file: Path,
     properties: dict[str, str],
     in_flight: int,
@@ -221,16 +221,16 @@ def _send_lines(
 
 def _send_stream(
     topic: str,
-    queues: list[Queue],
+    queues: list[SendQueue],
     source: BinaryIO,
     size: int | None,
     properties: dict[str, str],
     in_flight: int,
 ) -> Tally:
-    async def messages() -> AsyncIterator[Outgoing]:
+    async def messages() -> AsyncIterator[RawMessage]:
         async for line in lines_of(source):
             if line:
-                yield Outgoing(line, properties)
+                yield RawMessage(line, properties)
 
     tally = Tally()
     sent = itertools.count(1)
@@ -336,14 +336,14 @@ def consume_message(
     No consumer group's offset is moved.  -f json writes one object a line.
     """
     shown = 0
-    damaged: list[Queue] = []
+    damaged: list[SendQueue] = []
     if output_format == "table":
         echo(
             READ_LINE.format(
                 "#Broker Name", "#QID", "#Offset", "#MsgId", "#StoreTime", "#Tags", "#Keys", "#Body"
             )
         )
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         queues = readable_queues(admin, topic, broker, queue_id)
         for queue in queues:
             if shown == count:
@@ -360,12 +360,12 @@ def consume_message(
         sys.exit(1)
 
 
-def _places(queues: list[Queue]) -> list[str]:
+def _places(queues: list[SendQueue]) -> list[str]:
     """The brokers that these are read from, each once: broker-a at 127.0.0.1:10911."""
     return sorted({f"{queue.broker_name} at {queue.addr}" for queue in queues})
 
 
-def _read_line(queue: Queue, message: records.StoredMessage, output_format: str) -> str:
+def _read_line(queue: SendQueue, message: records.StoredMessage, output_format: str) -> str:
     if output_format == "json":
         return to_json_line({"brokerName": queue.broker_name, **message_fields(message)})
     properties = records.decode_properties(message.properties)
@@ -384,14 +384,14 @@ def _read_line(queue: Queue, message: records.StoredMessage, output_format: str)
 # -- once more -----------------------------------------------------------------------------------------
 
 
-def resend(admin: Admin, message: records.StoredMessage, output_format: str) -> None:
+def resend(admin: MQAdmin, message: records.StoredMessage, output_format: str) -> None:
     """Sends a stored message again, to any queue of its topic, with its properties and so its unique key."""
     body = body_of(message)
     if message.sys_flag & layout.SYS_COMPRESSED and body == message.body:
         raise click.ClickException(f"{message.message_id} is compressed in a way that cannot be undone here")
     queues = writable_queues(admin, message.topic, None, None)
     _send_body(
-        message.topic, queues, Outgoing(body, records.decode_properties(message.properties)), output_format
+        message.topic, queues, RawMessage(body, records.decode_properties(message.properties)), output_format
     )
 
 

@@ -8,9 +8,9 @@ import click
 
 from commitlog.kernel.records import StoredMessage
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.messages.queries import MATCHES_MAX, query
-from haservice.admin.commands.messages.trace_entries import Entry, entries_of
+from haservice.admin.commands.messages.trace_entries import TraceEntry, entries_of
 from haservice.broker.topics.table import TRACE_TOPIC
 from haservice.client.message import host_text
 from haservice.client.reading import body_of
@@ -39,7 +39,7 @@ def query_msg_trace_by_id(namesrv: tuple[str, ...], message_id: str, topic: str,
 
     As clients with msgTraceEnable wrote it down: when, how long it took, and how it went.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         messages = query(admin, topic, message_id, MATCHES_MAX, end_ms=wall_clock_ms())
     found = {entry for message in messages for entry in _entries(message, message_id)}
     table = Table(COLUMNS)
@@ -48,7 +48,7 @@ def query_msg_trace_by_id(namesrv: tuple[str, ...], message_id: str, topic: str,
     show(table, output_format)
 
 
-def _entries(message: StoredMessage, message_id: str) -> Iterator[Entry]:
+def _entries(message: StoredMessage, message_id: str) -> Iterator[TraceEntry]:
     host = host_text(message.born_host).rpartition(":")[0]
     return entries_of(body_of(message).decode(errors="replace"), message_id, host)
 

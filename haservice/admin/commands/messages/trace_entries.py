@@ -17,11 +17,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from commitlog.log.log import wall_clock_ms
-from haservice.client.raw_sends import GROUP, SEND_OK, Outgoing, Sent
+from haservice.client.raw_sends import GROUP, SEND_OK, RawMessage, Sent
 from haservice.client.traces import ENTRY_END, FIELD_END, NORMAL_MESSAGE, REGION, Pub
 
 
-class Entry(NamedTuple):
+class TraceEntry(NamedTuple):
     """`kind` is Pub (sent) or Sub (consumed); times in ms, None where the client did not write them."""
 
     kind: str
@@ -32,17 +32,17 @@ class Entry(NamedTuple):
     status: str
 
 
-def entries_of(text: str, message_id: str, client_host: str) -> Iterator[Entry]:
+def entries_of(text: str, message_id: str, client_host: str) -> Iterator[TraceEntry]:
     """The entries for one message in a trace message's body; skips entries that cannot be read."""
     for entry in text.split(ENTRY_END):
         fields = entry.split(FIELD_END)
         with suppress(IndexError, ValueError):
             if fields[0] == "Pub" and fields[5] == message_id:
                 ok = fields[13 if len(fields) >= 14 else 12] == "true"
-                yield Entry("Pub", fields[3], client_host, int(fields[1]), int(fields[10]), _status(ok))
+                yield TraceEntry("Pub", fields[3], client_host, int(fields[1]), int(fields[10]), _status(ok))
             elif fields[0] == "SubAfter" and fields[2] == message_id:
                 known = len(fields) >= 9
-                yield Entry(
+                yield TraceEntry(
                     "Sub",
                     fields[8] if known else None,
                     client_host,
@@ -56,7 +56,7 @@ def _status(ok: bool) -> str:
     return "success" if ok else "failed"
 
 
-def sent_entry(topic: str, message: Outgoing, sent: Sent, seconds: float) -> str:
+def sent_entry(topic: str, message: RawMessage, sent: Sent, seconds: float) -> str:
     """The entry of a message that was just sent."""
     cost_ms = int(seconds * 1000)
     return Pub(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from commitlog.kernel.records import StoredMessage, decode_properties
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.groups.group_calls import consume_stats, consumer_connection
 from haservice.admin.commands.topics.topic_list import topic_groups
 from haservice.client.message import host_text
@@ -31,13 +31,13 @@ class Track(NamedTuple):
         return f"MessageTrack [consumerGroup={self.group}, trackType={self.kind}, exceptionDesc={failure}]"
 
 
-def tracks(admin: Admin, message: StoredMessage) -> list[Track]:
+def tracks(admin: MQAdmin, message: StoredMessage) -> list[Track]:
     """A track for each group that consumes the message's topic.  Raises RemotingError."""
     route = admin.route(message.topic)
     return [_track(admin, group, message, route) for group in topic_groups(admin, message.topic, route)]
 
 
-def _track(admin: Admin, group: str, message: StoredMessage, route: TopicRouteData) -> Track:
+def _track(admin: MQAdmin, group: str, message: StoredMessage, route: TopicRouteData) -> Track:
     try:
         members = consumer_connection(admin, group)
         if members.consume_type == "CONSUME_ACTIVELY":
@@ -52,7 +52,7 @@ def _track(admin: Admin, group: str, message: StoredMessage, route: TopicRouteDa
         return Track(group, "UNKNOWN", str(error))
 
 
-def _consumed(admin: Admin, group: str, message: StoredMessage, route: TopicRouteData) -> bool:
+def _consumed(admin: MQAdmin, group: str, message: StoredMessage, route: TopicRouteData) -> bool:
     """Whether the group's offset is beyond the message, at the broker that stored it."""
     stored_at = host_text(message.store_host)
     masters = {data.broker_name: data.broker_addrs.get(MASTER_ID) for data in route.broker_datas}

@@ -10,7 +10,7 @@ import sys
 
 import click
 
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.remoting.bodies.clients import DataVersion
 from haservice.remoting.codes import RequestCode
@@ -84,7 +84,7 @@ def update_acl_config(
     header = PutAclAccountHeader(
         access_key, secret_key, white_addr, is_admin, topic_perm, group_perm, topic_perms, group_perms
     )
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             addrs_of(admin.targets(broker, cluster, slaves=True)),
             lambda addr: admin.tell(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header),
@@ -108,7 +108,7 @@ def delete_acl_config(
     output_format: str,
 ) -> None:
     """Deletes an account."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             addrs_of(admin.targets(broker, cluster, slaves=True)),
             lambda addr: admin.tell(addr, RequestCode.DELETE_ACL_CONFIG, DeleteAclAccountHeader(access_key)),
@@ -144,7 +144,7 @@ def update_global_white_addr(
 ) -> None:
     """Sets the addresses that nothing is asked of."""
     header = GlobalWhiteAddressesHeader(patterns, path)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             addrs_of(admin.targets(broker, cluster, slaves=True)),
             lambda addr: admin.tell(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header),
@@ -166,7 +166,7 @@ def cluster_acl_config_version(
 
     A stock broker with aclEnable=false gives no answer at all.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         targets: list[Broker] = admin.targets(broker, cluster, slaves=True)
         code = RequestCode.GET_BROKER_CLUSTER_ACL_INFO
         found, complete = ask_each(

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.ha_status import ha_status
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.errors import RemotingError
@@ -106,9 +106,9 @@ def cluster_list(
     broker that the nameserver still lists does not answer, standard error gives the reason, and the exit
     code is 1.
     """
-    show_once: Callable[[Admin, str | None, str], bool] = show_more if more else show_cluster
+    show_once: Callable[[MQAdmin, str | None, str], bool] = show_more if more else show_cluster
     complete = True
-    with Admin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
+    with MQAdmin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
         complete = show_once(admin, cluster, output_format)
         while interval_s is not None:
             time.sleep(interval_s)
@@ -117,7 +117,7 @@ def cluster_list(
         sys.exit(1)
 
 
-def show_cluster(admin: Admin, cluster: str | None, output_format: str) -> bool:
+def show_cluster(admin: MQAdmin, cluster: str | None, output_format: str) -> bool:
     """Shows the cluster; returns whether all brokers answered."""
     found, failures = runtime_infos(admin, admin.brokers(cluster))
     rows = [
@@ -143,7 +143,7 @@ def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show_more(admin: Admin, cluster: str | None, output_format: str) -> bool:
+def show_more(admin: MQAdmin, cluster: str | None, output_format: str) -> bool:
     """Shows each master's messages of yesterday, and since midnight; returns whether all answered."""
     table = Table(MORE_COLUMNS)
     brokers = admin.brokers(cluster)
@@ -207,7 +207,7 @@ def broker_status(
     Of one broker with -b, else of each that the nameserver knows, or of a cluster's with -c.  One that does
     not answer is shown with the reason, and makes the exit code 1.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if broker is not None:
             show_pairs(dict(sorted(admin.runtime_info(broker).items())), output_format)
             return
@@ -227,7 +227,7 @@ def broker_status(
 
 
 def runtime_infos(
-    admin: Admin, brokers: Iterable[Broker]
+    admin: MQAdmin, brokers: Iterable[Broker]
 ) -> tuple[dict[Broker, dict[str, str]], dict[Broker, RemotingError]]:
     """The runtime tables of those that answer, and the errors of those that do not."""
     found: dict[Broker, dict[str, str]] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.configuration.properties import parse
 from haservice.remoting.codes import RequestCode
@@ -68,7 +68,7 @@ def get_broker_config(
 
     One broker (-b), or all of a cluster (-c): each with every key, as it is now.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         targets = admin.targets(broker, cluster, slaves=True)
         masters = {one.name: one.addr for one in targets if one.is_master}
         found, complete = ask_each(targets, lambda one: admin.broker_config(one.addr))
@@ -108,7 +108,7 @@ def update_broker_config(
     or counts from its next start on; a stock broker does not say.
     """
     body = property_line(key, value)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         said = Said(lambda addr: admin.call(addr, RequestCode.UPDATE_BROKER_CONFIG, body=body))
         tell_each(
             addrs_of(admin.targets(broker, cluster)),
@@ -154,7 +154,7 @@ def property_line(key: str, value: str) -> bytes:
 @format_option
 def get_namesrv_config(namesrv: tuple[str, ...], output_format: str) -> None:
     """Shows what nameservers run with."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found, complete = ask_each(
             admin.nameservers, lambda addr: properties_of(admin.call(addr, RequestCode.GET_NAMESRV_CONFIG))
         )
@@ -174,7 +174,7 @@ def update_namesrv_config(namesrv: tuple[str, ...], key: str, value: str, output
     Each says whether the key is in force at once or counts from its next start on; a stock one does not say.
     """
     body = property_line(key, value)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         said = Said(lambda addr: admin.call(addr, RequestCode.UPDATE_NAMESRV_CONFIG, body=body))
         tell_each(
             admin.nameservers,
@@ -197,7 +197,7 @@ def update_kv_config(
 ) -> None:
     """Puts a value into a table of the nameservers."""
     header = PutKVConfigHeader(namespace, key, value)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             admin.nameservers,
             lambda addr: admin.tell(addr, RequestCode.PUT_KV_CONFIG, header),
@@ -215,7 +215,7 @@ def update_kv_config(
 def delete_kv_config(namesrv: tuple[str, ...], namespace: str, key: str, output_format: str) -> None:
     """Takes a value out of a table of the nameservers."""
     header = KVConfigHeader(namespace, key)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             admin.nameservers,
             lambda addr: admin.tell(addr, RequestCode.DELETE_KV_CONFIG, header),
@@ -235,7 +235,7 @@ def wipe_write_perm(namesrv: tuple[str, ...], name: str, output_format: str) -> 
     In the routes of every nameserver its topics lose the write permission, so that it can be emptied and
     stopped; consumers read on.  It holds until addWritePerm, or until the broker registers topics anew.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             admin.nameservers,
             lambda addr: (
@@ -258,7 +258,7 @@ def wipe_write_perm(namesrv: tuple[str, ...], name: str, output_format: str) -> 
 @format_option
 def add_write_perm(namesrv: tuple[str, ...], name: str, output_format: str) -> None:
     """Lets producers come back to a broker."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         tell_each(
             admin.nameservers,
             lambda addr: (

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin, Broker
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.groups.group_calls import consumer_connection
 from haservice.admin.commands.topics.topic_stats import TOPIC_PUT_NUMS, traffic
 from haservice.broker.send.retries import DLQ_PREFIX
@@ -89,7 +89,7 @@ def _write(directory: Path, name: str, tree: dict[str, Any], output_format: str)
         echo(f"export {path} success")
 
 
-def user_topics(admin: Admin, addr: str, special: bool) -> dict[str, dict[str, Any]]:
+def user_topics(admin: MQAdmin, addr: str, special: bool) -> dict[str, dict[str, Any]]:
     """The topics of users, by name; with `special` retry topics and dead letters, too."""
     system = set(admin.ask(addr, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, into=TopicList).topic_list)
     table = admin.ask(addr, RequestCode.GET_ALL_TOPIC_CONFIG, into=TopicConfigWrapper).topic_config_table
@@ -100,7 +100,7 @@ def user_topics(admin: Admin, addr: str, special: bool) -> dict[str, dict[str, A
     }
 
 
-def user_groups(admin: Admin, addr: str) -> dict[str, dict[str, Any]]:
+def user_groups(admin: MQAdmin, addr: str) -> dict[str, dict[str, Any]]:
     code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
     table = admin.ask(addr, code, into=SubscriptionGroupWrapper).subscription_group_table
     return {name: group.tree() for name, group in sorted(table.items()) if name not in SYSTEM_GROUPS}
@@ -143,7 +143,7 @@ def export_metadata(
     are added up.
     """
     tree: dict[str, Any] = {}
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         addrs = [one.addr for one in admin.targets(broker, cluster)]
         if topics_only or not groups_only:
             tables = [user_topics(admin, addr, special) for addr in addrs]
@@ -171,7 +171,7 @@ def export_configs(
     namesrv: tuple[str, ...], cluster: str | None, directory: Path, output_format: str
 ) -> None:
     """Writes brokers' configuration to a file: configs.json."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         brokers = admin.targets(None, cluster, slaves=True)
         masters = [one for one in brokers if one.is_master]
         configs = {one.name: admin.broker_config(one.addr) for one in masters}
@@ -199,7 +199,7 @@ def export_metrics(
     namesrv: tuple[str, ...], cluster: str | None, directory: Path, output_format: str
 ) -> None:
     """Writes brokers' traffic and load to a file: metrics.json."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         report = {one.name: broker_report(admin, one) for one in admin.targets(None, cluster)}
     tps: Counter[str] = Counter()
     day: Counter[str] = Counter()
@@ -211,7 +211,7 @@ def export_metrics(
     _write(directory, "metrics.json", tree, output_format)
 
 
-def broker_report(admin: Admin, broker: Broker) -> dict[str, dict[str, Any]]:
+def broker_report(admin: MQAdmin, broker: Broker) -> dict[str, dict[str, Any]]:
     info = admin.runtime_info(broker.addr)
     groups = user_groups(admin, broker.addr)
     half = traffic(admin, [broker.addr], TOPIC_PUT_NUMS, HALF_TOPIC)
@@ -257,7 +257,7 @@ def _first(text: str | None) -> float:
     return float(words[0]) if words else 0.0
 
 
-def _clients(admin: Admin, groups: list[str]) -> list[str]:
+def _clients(admin: MQAdmin, groups: list[str]) -> list[str]:
     """JAVA%V4_9_8 for each kind of client that is online."""
     found: set[str] = set()
     for group in groups:

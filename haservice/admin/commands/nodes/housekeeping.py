@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.fanout import addrs_of, tell_each
 from haservice.remoting.codes import RequestCode
 from haservice.terminal.options import Command, broker_option, command, format_option, namesrv_option
@@ -14,7 +14,7 @@ def _command(name: str, code: RequestCode, what: str) -> Command:
     """A command that sends a request without fields to one broker, a cluster's masters, or all masters."""
 
     def clean(namesrv: tuple[str, ...], broker: str | None, cluster: str | None, output_format: str) -> None:
-        with Admin(namesrv) as admin:
+        with MQAdmin(namesrv) as admin:
             if broker is None and cluster is None:
                 targets = [one for one in admin.brokers() if one.is_master]
             else:

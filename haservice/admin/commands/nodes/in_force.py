@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from commitlog.disk.store_lock import is_locked
 from commitlog.log.log import wall_clock_ms
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.broker.roles.rules import command_that_counts, in_role, role_in_force
 from haservice.configuration import config
 from haservice.configuration.settings import NodeConfig
@@ -82,7 +82,7 @@ def _running(loaded: NodeConfig) -> dict[str, str]:
     """What the broker at the file's address says.  Raises HAServiceError."""
     host = EVERY_ADDRESS.get(loaded.remoting.bind_address, loaded.remoting.bind_address)
     addr = f"{host}:{loaded.remoting.listen_port}"
-    with Admin() as admin:
+    with MQAdmin() as admin:
         said = admin.broker_config(addr)
     if said.get("storePathRootDir") != str(loaded.log.root):
         raise HAServiceError(f"{addr} has storePathRootDir={said.get('storePathRootDir')}")

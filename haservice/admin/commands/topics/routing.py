@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.client import raw_sends
-from haservice.client.raw_sends import Queue
+from haservice.client.raw_sends import SendQueue
 from haservice.errors import RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import BrokerData
 from haservice.remoting.codes import RequestCode
@@ -17,18 +17,20 @@ from haservice.terminal.output import echo_line
 BROKER_CHOOSES = -1
 
 
-def writable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
+def writable_queues(admin: MQAdmin, topic: str, broker: str | None, queue_id: int | None) -> list[SendQueue]:
     """Where messages may go: at the masters of the route, or at the broker that the user named."""
     if broker is not None and ":" in broker:
-        return [Queue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
+        return [SendQueue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
     return raw_sends.writable_queues(admin, topic, broker, queue_id)
 
 
-def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int | None) -> list[Queue]:
+def readable_queues(admin: MQAdmin, topic: str, broker: str | None, queue_id: int | None) -> list[SendQueue]:
     """The topic's queues, each with the broker to read from: a master, or its slave if it is unreachable."""
     if broker is not None and ":" in broker:
         addr = address(broker)
-        found = [Queue(q.broker_name, addr, q.queue_id) for q in admin.topic_stats(addr, topic).offset_table]
+        found = [
+            SendQueue(q.broker_name, addr, q.queue_id) for q in admin.topic_stats(addr, topic).offset_table
+        ]
     else:
         route = admin.route(topic)
         addrs = {
@@ -37,7 +39,7 @@ def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
             if data.broker_addrs and broker in (None, data.broker_name)
         }
         found = [
-            Queue(data.broker_name, addrs[data.broker_name], number)
+            SendQueue(data.broker_name, addrs[data.broker_name], number)
             for data in route.queue_datas
             if data.broker_name in addrs
             for number in range(data.read_queue_nums)
@@ -52,7 +54,7 @@ def readable_queues(admin: Admin, topic: str, broker: str | None, queue_id: int 
     return found
 
 
-def _reachable_addr(admin: Admin, topic: str, data: BrokerData) -> str:
+def _reachable_addr(admin: MQAdmin, topic: str, data: BrokerData) -> str:
     """The master if it answers; else the first slave that does, and says so.
 
     If nobody answers, raises RemotingUnreachable or RemotingTimeout of the first that was asked.

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.errors import AnswerError
 from haservice.remoting.bodies.clients import MASTER_ID
@@ -94,7 +94,7 @@ def update_topic(
         topic_sys_flag=SYS_FLAG_UNIT * unit | SYS_FLAG_UNIT_SUB * unit_sub,
         order=order,
     )
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         targets = admin.targets(broker, cluster)
         names = [target.name or _name_of(admin, target.addr) for target in targets] if order else []
         tell_each(
@@ -118,7 +118,7 @@ def update_topic(
         echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
 
 
-def _name_of(admin: Admin, addr: str) -> str:
+def _name_of(admin: MQAdmin, addr: str) -> str:
     name = next((one.name for one in admin.brokers() if one.addr == addr), None)
     if name is None:
         raise click.ClickException(
@@ -146,7 +146,7 @@ def update_topic_perm(
 
     At one broker (-b), or at every master of a cluster (-c).  Each keeps its numbers of queues.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         route = admin.route(topic)
         queues = {data.broker_name: data for data in route.queue_datas}
         masters = {
@@ -190,13 +190,13 @@ def delete_topic(namesrv: tuple[str, ...], cluster: str | None, topic: str, outp
     """
     if cluster is None:
         raise click.UsageError("of which cluster?  Say -c CLUSTER; mqadmin clusterList shows them")
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         delete_topic_everywhere(admin, cluster, topic, quiet=output_format == "json")
     if output_format == "json":
         show_pairs({"topic": topic, "clusterName": cluster}, output_format)
 
 
-def delete_topic_everywhere(admin: Admin, cluster: str, topic: str, *, quiet: bool) -> None:
+def delete_topic_everywhere(admin: MQAdmin, cluster: str, topic: str, *, quiet: bool) -> None:
     """Deletes at a cluster's masters (215), then nameservers (216): a route deleted first would come back.
 
     Raises RemotingError of a master that could not; the nameservers are then not told.
@@ -222,7 +222,7 @@ def update_order_conf(
 
     They stand at the nameservers and in the topic's route: a producer counts on them, up or down.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if method == "get":
             conf = get_order_conf(admin, topic)
             if conf is None:
@@ -243,7 +243,7 @@ def update_order_conf(
     echo(f"{said} orderConf success. topic=[{topic}]{shown}")
 
 
-def get_order_conf(admin: Admin, topic: str) -> str | None:
+def get_order_conf(admin: MQAdmin, topic: str) -> str | None:
     try:
         answer = admin.call_namesrv(RequestCode.GET_KV_CONFIG, KVConfigHeader(ORDER_NAMESPACE, topic))
     except AnswerError as error:
@@ -253,7 +253,7 @@ def get_order_conf(admin: Admin, topic: str) -> str | None:
     return KVValueResponseHeader.decode(answer.ext).value
 
 
-def put_order_conf(admin: Admin, topic: str, conf: str) -> None:
+def put_order_conf(admin: MQAdmin, topic: str, conf: str) -> None:
     """Puts it at every nameserver: they do not tell each other."""
     header = PutKVConfigHeader(ORDER_NAMESPACE, topic, conf)
     _, complete = ask_each(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import click
 
 from haservice.admin.asked_apart import add_topics
-from haservice.admin.calls import Admin, readable_addr
+from haservice.admin.calls import MQAdmin, readable_addr
 from haservice.admin.fanout import ask_each, say_failures, say_none_registered
 from haservice.admin.overview import NotAllOurs, Overview, topics_of_brokers
 from haservice.broker.send.retries import DLQ_PREFIX
@@ -76,7 +76,7 @@ ALLOCATION_COLUMNS = (
 @format_option
 def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str) -> None:
     """Lists topics, a name in each line."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if cluster == ALL_CLUSTERS:
             found = users_topics(admin, traffic=False)
             table = cluster_table(found)
@@ -98,7 +98,7 @@ def topic_list(namesrv: tuple[str, ...], cluster: str | None, output_format: str
         echo_line(name)
 
 
-def users_topics(admin: Admin, only: str | None = None, *, traffic: bool = True) -> Overview:
+def users_topics(admin: MQAdmin, only: str | None = None, *, traffic: bool = True) -> Overview:
     """The topics of users, or that one alone, with the groups that consume them; with `traffic` what went
     through them.
     """
@@ -138,7 +138,7 @@ def clusters_of(route: TopicRouteData) -> list[str]:
     return sorted({data.cluster for data in route.broker_datas})
 
 
-def topic_groups(admin: Admin, topic: str, route: TopicRouteData) -> list[str]:
+def topic_groups(admin: MQAdmin, topic: str, route: TopicRouteData) -> list[str]:
     """The groups that consume a topic, from all of its brokers that answer."""
     groups: set[str] = set()
     for data in route.broker_datas:
@@ -160,7 +160,7 @@ def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_form
     It is what a client is told: addresses, numbers of queues, permission (4 to read, 2 to write).  As JSON,
     in the form of RocketMQ's tools, whose broker ids have no quotes; with -f json they have.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         route = masters_first(admin.route(topic))
     if as_list and output_format == "table":
         echo(route_list(route))
@@ -210,7 +210,7 @@ def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, outpu
     own queues reach.
     """
     table = Table(STATUS_COLUMNS)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         if broker is not None:
             addrs = [broker]
         else:
@@ -235,7 +235,7 @@ def topic_status(namesrv: tuple[str, ...], broker: str | None, topic: str, outpu
 @format_option
 def topic_cluster_list(namesrv: tuple[str, ...], topic: str, output_format: str) -> None:
     """Lists the clusters that hold a topic."""
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         clusters = clusters_of(admin.route(topic))
     echo(to_json(clusters) if output_format == "json" else "\n".join(clusters))
 
@@ -252,7 +252,7 @@ def allocate_mq(namesrv: tuple[str, ...], topic: str, members: str, output_forma
 
     As consumers divide a topic among them by default: evenly, in order.
     """
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         route = admin.route(topic)
     queues = sorted(
         MessageQueue(topic, data.broker_name, number)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from haservice.admin.asked_apart import TOPIC_PUT_NUMS
-from haservice.admin.calls import Admin
+from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.topics.topic_list import say_what_is_missing, users_topics
 from haservice.admin.overview import TopicFound
 from haservice.errors import RemotingError
@@ -43,7 +43,7 @@ COLUMNS = (
 )
 
 
-class Traffic(NamedTuple):
+class TopicTraffic(NamedTuple):
     """Messages per second in the last minute, and in the longest span that the broker counts, up to a day."""
 
     tps: float = 0.0
@@ -58,7 +58,7 @@ class Traffic(NamedTuple):
 def stats_all(namesrv: tuple[str, ...], active: bool, topic: str | None, output_format: str) -> None:
     """Shows the traffic of topics and their consumers."""
     table = Table(COLUMNS)
-    with Admin(namesrv) as admin:
+    with MQAdmin(namesrv) as admin:
         found = users_topics(admin, topic)
     unknown = None if output_format == "json" else UNKNOWN
     for name, one in sorted(found.topics.items()):
@@ -80,15 +80,15 @@ def topic_rows(name: str, topic: TopicFound, unknown: str | None) -> Iterator[tu
         yield name, group, max(0, one.behind), puts[0], gets[0], puts[1], gets[1]
 
 
-def traffic(admin: Admin, addrs: list[str], name: str, key: str) -> Traffic:
+def traffic(admin: MQAdmin, addrs: list[str], name: str, key: str) -> TopicTraffic:
     """The traffic of all brokers; one that counted nothing, or is unreachable, adds nothing."""
-    total = Traffic()
+    total = TopicTraffic()
     header = BrokerStatsHeader(name, key)
     for addr in addrs:
         with suppress(RemotingError):
             data = admin.ask(addr, RequestCode.VIEW_BROKER_STATS_DATA, header, into=BrokerStatsData)
             messages = data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
-            total = Traffic(total.tps + data.stats_minute.tps, total.messages + messages)
+            total = TopicTraffic(total.tps + data.stats_minute.tps, total.messages + messages)
     return total
 
 

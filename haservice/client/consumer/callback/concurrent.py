@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from haservice.client.consumer.callback.handler import Handler, Outcome
+from haservice.client.consumer.callback.handler import ConsumeOutcome, Handler
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
@@ -26,7 +26,7 @@ CALLS_MAX = 32
 # (message, delay level) → whether a broker has taken the message.
 GiveBackOne = Callable[[Received, int], Awaitable[bool]]
 # Called after each call of the callback: with its topic, and its outcome.
-Note = Callable[[str, Outcome[Received]], None]
+Note = Callable[[str, ConsumeOutcome[Received]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Concurrent:
         for group in groups[len(outcomes) :]:
             self._put(_Piece(piece.reader, piece.in_flight, group))
 
-    async def _failed(self, piece: _Piece, outcome: Outcome[Received]) -> list[Received]:
+    async def _failed(self, piece: _Piece, outcome: ConsumeOutcome[Received]) -> list[Received]:
         """Gives failed messages back; returns those that need no more work here."""
         if self._give_back is None:
             log_failure(piece.reader, outcome, "broadcasting: not given again")
@@ -163,7 +163,7 @@ def tried(message: Received) -> Received:
     return replace(message, reconsume_times=message.reconsume_times + 1)
 
 
-def log_failure(reader: QueueReader, outcome: Outcome[Received], what_now: str) -> None:
+def log_failure(reader: QueueReader, outcome: ConsumeOutcome[Received], what_now: str) -> None:
     """The traceback tells where the callback failed; a RetryLater is no failure, and logs none."""
     expected = outcome.delay_level != 0 or outcome.delay_s is not None or outcome.consumed > 0
     first = outcome.failed[0]

@@ -50,7 +50,7 @@ class RetryLater(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[M]):
+class ConsumeOutcome(Generic[M]):
     """The outcome of one call of the callback."""
 
     messages: Sequence[M]
@@ -71,7 +71,7 @@ class Outcome(Generic[M]):
         return self.error.delay_s if isinstance(self.error, RetryLater) else None
 
 
-GoOn = Callable[[Outcome[Any]], bool]
+GoOn = Callable[[ConsumeOutcome[Any]], bool]
 
 
 class ConsumeTimeout(Exception):
@@ -114,7 +114,7 @@ class Handler(Generic[M]):
 
     async def call(
         self, groups: Sequence[Sequence[M]], *, go_on: GoOn = lambda outcome: True
-    ) -> list[Outcome[M]]:
+    ) -> list[ConsumeOutcome[M]]:
         """Makes one call for each group, in order.
 
         There are fewer outcomes than groups if a call took too long, or if `go_on` returned False: it is
@@ -132,7 +132,7 @@ class Handler(Generic[M]):
             if future.done():
                 return future.result()
 
-    async def _on_loop(self, groups: Sequence[Sequence[M]], go_on: GoOn) -> list[Outcome[M]]:
+    async def _on_loop(self, groups: Sequence[Sequence[M]], go_on: GoOn) -> list[ConsumeOutcome[M]]:
         outcomes = []
         task = asyncio.current_task()
         assert task is not None
@@ -176,10 +176,10 @@ class _Job(Generic[M]):
         self._takes_lists = takes_lists
         self._go_on = go_on
         self._callers = callers
-        self._outcomes: list[Outcome[M]] = []
+        self._outcomes: list[ConsumeOutcome[M]] = []
         self._abandoned = False
 
-    def run(self) -> list[Outcome[M]]:
+    def run(self) -> list[ConsumeOutcome[M]]:
         for group in self._groups:
             if self._abandoned:
                 break
@@ -197,7 +197,7 @@ class _Job(Generic[M]):
                 break
         return self._outcomes
 
-    def abandon(self, error: ConsumeTimeout) -> list[Outcome[M]]:
+    def abandon(self, error: ConsumeTimeout) -> list[ConsumeOutcome[M]]:
         """Outcomes so far, and a failed one for the call that takes too long; the thread begins no other."""
         self._abandoned = True
         outcomes = list(self._outcomes)
@@ -206,12 +206,12 @@ class _Job(Generic[M]):
         return outcomes
 
 
-def _outcome(group: Sequence[M], began: float, error: BaseException | None) -> Outcome[M]:
+def _outcome(group: Sequence[M], began: float, error: BaseException | None) -> ConsumeOutcome[M]:
     seconds = time.monotonic() - began
     if error is None:
-        return Outcome(group, len(group), seconds)
+        return ConsumeOutcome(group, len(group), seconds)
     consumed = error.consumed if isinstance(error, RetryLater) else 0
-    return Outcome(group, max(0, min(consumed, len(group))), seconds, error)
+    return ConsumeOutcome(group, max(0, min(consumed, len(group))), seconds, error)
 
 
 def _timeout(seconds: float) -> ConsumeTimeout:

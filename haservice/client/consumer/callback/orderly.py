@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from haservice.client.consumer.callback.concurrent import CALLS_MAX, Note, log_failure, tried
-from haservice.client.consumer.callback.handler import DEAD_LETTER, Handler, Outcome
+from haservice.client.consumer.callback.handler import DEAD_LETTER, ConsumeOutcome, Handler
 from haservice.client.consumer.queues.in_flight import InFlight
-from haservice.client.consumer.queues.locks import QueueLocks
+from haservice.client.consumer.queues.locks import ConsumerLocks
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
 
@@ -45,7 +45,7 @@ class Orderly:
     def __init__(
         self,
         handler: Handler[Received],
-        locks: QueueLocks | None,
+        locks: ConsumerLocks | None,
         dead_letter: Callable[[Received], Awaitable[bool]] | None,
         note: Note,
         *,
@@ -161,7 +161,11 @@ class Orderly:
         )
 
     async def _settle(
-        self, reader: QueueReader, line: _Line, in_flight: InFlight[Received], outcome: Outcome[Received]
+        self,
+        reader: QueueReader,
+        line: _Line,
+        in_flight: InFlight[Received],
+        outcome: ConsumeOutcome[Received],
     ) -> float:
         self._note(reader.queue.topic, outcome)
         if not reader.is_current(in_flight):
@@ -182,7 +186,7 @@ class Orderly:
         wanted = self._suspend_s if outcome.delay_s is None else outcome.delay_s
         return min(max(wanted, SUSPEND_MIN_S), SUSPEND_MAX_S) if number >= 0 else 0.0
 
-    async def _is_over(self, message: Received, outcome: Outcome[Received]) -> bool:
+    async def _is_over(self, message: Received, outcome: ConsumeOutcome[Received]) -> bool:
         """Whether no more tries follow (too many, or none wanted) and a broker has taken the message."""
         too_often = self._max is not None and message.reconsume_times > self._max
         if not too_often and outcome.delay_level != DEAD_LETTER:

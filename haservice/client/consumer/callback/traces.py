@@ -9,7 +9,7 @@ haservice.client.traces defines the form of an entry, and writes it.
 
 from __future__ import annotations
 
-from haservice.client.consumer.callback.handler import ConsumeTimeout, Outcome, RetryLater
+from haservice.client.consumer.callback.handler import ConsumeOutcome, ConsumeTimeout, RetryLater
 from haservice.client.message import Received
 from haservice.client.traces import ENTRY_END, FIELD_END, REGION
 
@@ -17,7 +17,7 @@ from haservice.client.traces import ENTRY_END, FIELD_END, REGION
 _SUCCESS, _TIME_OUT, _EXCEPTION, _FAILED = 0, 1, 2, 4
 
 
-def encode(group: str, request_id: str, ended_ms: int, outcome: Outcome[Received]) -> str:
+def encode(group: str, request_id: str, ended_ms: int, outcome: ConsumeOutcome[Received]) -> str:
     """The entries of both kinds; empty if no message of the call is to be traced."""
     traced = [one for one in outcome.messages if one.properties.get("TRACE_ON") != "false"]
     took_ms = int(outcome.seconds * 1000)

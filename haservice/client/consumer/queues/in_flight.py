@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class Pulled(Protocol):
+class PulledMessage(Protocol):
     """What InFlight needs of a message."""
 
     @property
@@ -28,11 +28,11 @@ class Pulled(Protocol):
     def store_bytes(self) -> int: ...
 
 
-M = TypeVar("M", bound=Pulled)
+M = TypeVar("M", bound=PulledMessage)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """Limits of one queue: pullThresholdForQueue, pullThresholdSizeForQueue, consumeConcurrentlyMaxSpan.
 
     Memory may hold one pull more than the limits say: nobody knows beforehand what it brings.
@@ -46,7 +46,7 @@ class Limits:
 class InFlight(Generic[M]):
     """The messages of one queue in flight.  Owned by one thread, or one loop."""
 
-    def __init__(self, start: int, limits: Limits) -> None:
+    def __init__(self, start: int, limits: QueueLimits) -> None:
         """`start` is the offset of the first pull."""
         self.pulled_to = start
         self.bytes = 0

@@ -23,7 +23,7 @@ VALID_S = 30.0
 AGAIN_S = 1.0
 
 
-class QueueLocks:
+class ConsumerLocks:
     """The locks of one consumer.  On one loop; `is_held` from any thread."""
 
     def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = time.monotonic) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
-from haservice.client.consumer.calls import GroupCalls, Pulled, PullLimits, PullStatus
-from haservice.client.consumer.queues.in_flight import InFlight, Limits
+from haservice.client.consumer.calls import GroupCalls, PullAnswer, PullLimits, PullOutcome
+from haservice.client.consumer.queues.in_flight import InFlight, QueueLimits
 from haservice.client.consumer.queues.offsets import Offsets
 from haservice.client.consumer.stats import ConsumerStats
 from haservice.client.consumer.subscription import Subscription
@@ -60,7 +60,7 @@ class Reading:
     calls: GroupCalls
     offsets: Offsets
     stats: ConsumerStats
-    limits: Limits
+    limits: QueueLimits
     pull_limits: PullLimits
     begin_at: Callable[[MessageQueue], Awaitable[int]]
     deliver: Callable[[QueueReader, Sequence[Received]], None]
@@ -201,7 +201,7 @@ class QueueReader:
             if self._task is asyncio.current_task():
                 self._asked = ""
         self._broker_id = pulled.suggested_id
-        if pulled.status is PullStatus.OFFSET_MOVED:
+        if pulled.status is PullOutcome.OFFSET_MOVED:
             self._on_moved(in_flight.pulled_to, pulled)
         asked = in_flight.pulled_to
         new = in_flight.add(pulled.messages, pulled.next_offset)
@@ -213,7 +213,7 @@ class QueueReader:
         if in_flight.pulled_to == asked and time.monotonic() - began < STILL_S:
             await asyncio.sleep(STILL_S)  # such as a slave that lacks what the dead master had
 
-    def _on_moved(self, asked: int, pulled: Pulled) -> None:
+    def _on_moved(self, asked: int, pulled: PullAnswer) -> None:
         """The queue does not have this offset: retention took it, or the log was cut at a failover.
 
         Messages pulled before are still consumed.  After a move forward nothing else happens.  After a move

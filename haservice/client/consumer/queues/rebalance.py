@@ -30,7 +30,7 @@ class TopicView:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RebalancePlan:
     take: tuple[MessageQueue, ...] = ()
     give_up: tuple[MessageQueue, ...] = ()
 
@@ -45,7 +45,7 @@ def plan(
     allocate: Allocate,
     *,
     keep_unlisted: bool = True,
-) -> Plan:
+) -> RebalancePlan:
     """Gives up queues of topics that are no longer in `topics`.
 
     A broker that does not list the member itself has not heard its heartbeat yet, as after a failover.  A
@@ -56,7 +56,7 @@ def plan(
     for topic, view in topics.items():
         part = _part(view, own, allocate, keep_unlisted)
         wanted.update([queue for queue in held if queue.topic == topic] if part is None else part)
-    return Plan(
+    return RebalancePlan(
         tuple(sorted_queues(wanted.difference(held))), tuple(sorted_queues(set(held).difference(wanted)))
     )
 

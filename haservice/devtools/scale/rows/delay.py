@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.store import Store
@@ -77,9 +77,9 @@ def _fill(root: Path, size: int, delay_s: int) -> int:
     return now_ms + delay_s * 1000
 
 
-def _message(number: int) -> Message:
+def _message(number: int) -> NewMessage:
     texts = {"DELAY": str(LEVEL), "REAL_TOPIC": TOPIC, "REAL_QID": "0", "UNIQ_KEY": f"{number:032X}"}
-    return Message(SCHEDULE_TOPIC, LEVEL - 1, BODY, encode_properties(texts), born_host=STORE_HOST)
+    return NewMessage(SCHEDULE_TOPIC, LEVEL - 1, BODY, encode_properties(texts), born_host=STORE_HOST)
 
 
 def _delivered(admin: Admin, addr: str) -> int:

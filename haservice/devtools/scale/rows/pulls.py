@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from commitlog.kernel.records import Message, encode_host, encode_properties
+from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.store import Store
@@ -188,7 +188,7 @@ def _fill(root: Path, queues: int, body_bytes: int, messages: int) -> None:
         numbers = range(first, min(first + GROUP, count))
         store.log.append_many(
             [
-                Message(TOPIC, number % queues, body, properties, born_timestamp_ms=now_ms)
+                NewMessage(TOPIC, number % queues, body, properties, born_timestamp_ms=now_ms)
                 for number in numbers
             ]
         )
