@@ -21,7 +21,7 @@ from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.registration import BrokerAnnouncement, Registered
 from haservice.nameserver.routes import RouteTable
 from haservice.nameserver.topic_queues import QueuesOfTopic
-from haservice.nameserver.turns import Answer, Steps, Turns
+from haservice.nameserver.turns import Answer, ReadingTurns, Steps
 from haservice.remoting.bodies.clients import MASTER_ID, DataVersion, KVTable, TopicConfig
 from haservice.remoting.bodies.registration import PART_BYTES, CompressedRegistration, PlainRegistration
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -63,7 +63,7 @@ class BrokerProcessors:
     def __init__(self, table: RouteTable, kv: KvConfig) -> None:
         self._table = table
         self._kv = kv
-        self._turns = Turns()
+        self._turns = ReadingTurns()
         self._throttle = LogThrottle(WARN_INTERVAL_S)
         table.on_restored = self._say_restored
 

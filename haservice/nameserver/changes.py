@@ -36,7 +36,7 @@ CHANGES = frozenset(
 )
 
 
-class Changes:
+class ChangeRights:
     """The check that an AclGuard makes.  `files` is None when there are no accounts."""
 
     def __init__(self, files: AclFiles | None, allowed: Sequence[AddressPattern]) -> None:

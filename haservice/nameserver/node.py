@@ -14,7 +14,7 @@ from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.nameserver.broker_requests import BrokerProcessors
-from haservice.nameserver.changes import Changes, allowed_of
+from haservice.nameserver.changes import ChangeRights, allowed_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import KvProcessors, RouteProcessors
 from haservice.nameserver.routes import RouteTable
@@ -44,7 +44,7 @@ class NameserverNode:
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._server.offload)
         self._acl = rules_files(config.acl, config.source)
-        changes = Changes(self._acl, allowed_of(config))
+        changes = ChangeRights(self._acl, allowed_of(config))
         # A name server without a file of its own stores where RocketMQ's does.
         live: LiveSettings[NameserverConfig] = LiveSettings(
             config,

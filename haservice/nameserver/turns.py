@@ -32,7 +32,7 @@ class _Turn(NamedTuple):
     answer: asyncio.Future[RemotingCommand]
 
 
-class Turns:
+class ReadingTurns:
     """On one loop."""
 
     def __init__(self) -> None:

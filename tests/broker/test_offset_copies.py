@@ -9,9 +9,9 @@ import pytest
 
 from haservice.broker.offsets import consumer_offsets
 from haservice.broker.offsets import copies as copies_module
-from haservice.broker.offsets.changes import Changes
+from haservice.broker.offsets.changes import OffsetChanges
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
-from haservice.broker.offsets.copies import Answer, OffsetCopies
+from haservice.broker.offsets.copies import CopyAnswer, OffsetCopies
 from haservice.broker.offsets.table import SLICE_QUEUES, ShardedTable
 from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile
@@ -25,7 +25,7 @@ def made(path: Path, name: str = "o") -> ConsumerOffsets:
     return ConsumerOffsets(PersistedFile(path / f"{name}.json"))
 
 
-def ask(copies: OffsetCopies, since: str = "", *, part: int = 0, copy: str = "") -> Answer:
+def ask(copies: OffsetCopies, since: str = "", *, part: int = 0, copy: str = "") -> CopyAnswer:
     header = CopyOffsetsHeader(part, copy, since)
     return copies.quick(header) or copies.answer(header)
 
@@ -54,7 +54,7 @@ class Follower:
 def test_looks_at_changes_come_to_the_same_as_looks_at_the_whole_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    monkeypatch.setattr(consumer_offsets, "Changes", lambda: Changes(batch_max=5, kept_max=kept))
+    monkeypatch.setattr(consumer_offsets, "OffsetChanges", lambda: OffsetChanges(batch_max=5, kept_max=kept))
     dice = random.Random(11)
     moves = wholes = looks = 0
     for _ in range(60):

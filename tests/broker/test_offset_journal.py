@@ -283,7 +283,7 @@ def test_changes_beyond_what_is_kept_make_the_file_be_written_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        consumer_offsets, "Changes", lambda: consumer_offsets_changes(batch_max=10, kept_max=50)
+        consumer_offsets, "OffsetChanges", lambda: consumer_offsets_changes(batch_max=10, kept_max=50)
     )
     offsets = begun(tmp_path)
     for number in range(100):
@@ -292,4 +292,4 @@ def test_changes_beyond_what_is_kept_make_the_file_be_written_whole(
     assert whole(tmp_path) == offsets.table()
 
 
-consumer_offsets_changes = consumer_offsets.Changes
+consumer_offsets_changes = consumer_offsets.OffsetChanges

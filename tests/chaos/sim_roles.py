@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
 from commitlog.upkeep.retention import DISK_HOLDER
-from haservice.broker.metadata.registration import GATHER_S
 from haservice.broker.roles import peer_repair
 from haservice.broker.roles.actions import (
     Action,
@@ -210,7 +209,7 @@ class RoleDriver:
         elif isinstance(action, TakeList):
             node.take_list(regreet=action.regreet)
             if action.regreet:  # name servers are told of a new epoch at once
-                node.after(GATHER_S, node.world.announce, node)
+                node.after(0.0, node.world.announce, node)
         elif isinstance(action, SetMaster | LeaveMaster):
             if node.link is not None:
                 node.link.greet_again()

@@ -24,7 +24,7 @@ class Wrapper(Protocol):
     def encode(self) -> bytes: ...
 
 
-class Table(Protocol):
+class CopiedTable(Protocol):
     @property
     def data_version(self) -> DataVersion: ...
 
@@ -34,7 +34,7 @@ class Table(Protocol):
 class TableCopies:
     """Answers for one table.  On the loop."""
 
-    def __init__(self, table: Table, offload: Offload) -> None:
+    def __init__(self, table: CopiedTable, offload: Offload) -> None:
         self._table = table
         self._offload = offload
         self._made: tuple[DataVersion, bytes] | None = None

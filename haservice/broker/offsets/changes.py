@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     queues: int
 
 
-class Changes:
+class OffsetChanges:
     """`last` is the number of the last closed batch; the first has number 1."""
 
     def __init__(self, *, batch_max: int = BATCH_MAX, kept_max: int = KEPT_MAX) -> None:

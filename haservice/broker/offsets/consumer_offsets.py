@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from haservice.broker.offsets.changes import Batch, Changed, Changes, members_of, merged
+from haservice.broker.offsets.changes import Batch, Changed, OffsetChanges, members_of, merged
 from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.offsets.merge import SEPARATOR, Looks, OffsetTable, settled
 from haservice.broker.offsets.names import OffsetNames
@@ -68,7 +68,7 @@ class ConsumerOffsets:
         self._lock = threading.Lock()
         self._table = ShardedTable()
         self._names = OffsetNames()
-        self._changes = Changes()
+        self._changes = OffsetChanges()
         self._refusals = 0
         self._told_full = False
         # Up to which number changes are written, and the last number of earlier passes, with their time.

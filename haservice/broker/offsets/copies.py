@@ -35,7 +35,7 @@ COPIES_MAX = 16
 _Slices = Iterator[list[tuple[str, dict[int, int]]]]
 
 
-class Answer(NamedTuple):
+class CopyAnswer(NamedTuple):
     header: OffsetsCopyHeader
     body: bytes | bytearray
 
@@ -49,7 +49,7 @@ class _Copy:
         self._slices = slices
         self._next = 0
 
-    def part(self, number: int) -> Answer | None:
+    def part(self, number: int) -> CopyAnswer | None:
         """None for a part that is not the next one."""
         if number != self._next:
             return None
@@ -62,7 +62,7 @@ class _Copy:
             if size >= PART_BYTES:
                 break
         body = encode_offsets(some)
-        return Answer(OffsetsCopyHeader(self._version, copy=self._name, more=size >= PART_BYTES), body)
+        return CopyAnswer(OffsetsCopyHeader(self._version, copy=self._name, more=size >= PART_BYTES), body)
 
 
 class OffsetCopies:
@@ -76,11 +76,11 @@ class OffsetCopies:
         self._copies: dict[str, _Copy] = {}
         self._names = count(1)
 
-    def quick(self, header: CopyOffsetsHeader) -> Answer | None:
+    def quick(self, header: CopyOffsetsHeader) -> CopyAnswer | None:
         """The answer if nothing changed since the version that the slave has."""
         now = self._version(self._offsets.close_changes())
         if header.part == 0 and header.since == now:
-            return Answer(OffsetsCopyHeader(now, changes=True), b"")
+            return CopyAnswer(OffsetsCopyHeader(now, changes=True), b"")
         return None
 
     def whole(self) -> bytearray:
@@ -92,7 +92,7 @@ class OffsetCopies:
                 self._whole = (number, self._offsets.encode())
             return self._whole[1]
 
-    def answer(self, header: CopyOffsetsHeader) -> Answer:
+    def answer(self, header: CopyOffsetsHeader) -> CopyAnswer:
         """Raises RequestError for a part of a copy that is not kept any more."""
         if header.part == 0:
             changes = self._changes(header.since)
@@ -120,7 +120,7 @@ class OffsetCopies:
         self._copies[name] = _Copy(name, version, self._offsets.slices())
         return name
 
-    def _changes(self, since: str) -> Answer | None:
+    def _changes(self, since: str) -> CopyAnswer | None:
         run, _, number = since.rpartition(".")
         if run != self._offsets.run or not (number.isascii() and number.isdecimal()):
             return None
@@ -129,7 +129,7 @@ class OffsetCopies:
             return None
         last = batches[-1].number if batches else int(number)
         body = encode_changes(merged(batches).items()) if batches else b""
-        return Answer(OffsetsCopyHeader(self._version(last), changes=True), body)
+        return CopyAnswer(OffsetsCopyHeader(self._version(last), changes=True), body)
 
     def _version(self, number: int) -> str:
         return f"{self._offsets.run}.{number}"

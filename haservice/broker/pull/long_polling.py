@@ -55,7 +55,7 @@ class PullingPeer(Protocol):
     on_close: Any
 
 
-class Timers(Protocol):
+class PullTimers(Protocol):
     """The parts of the loop that are used here."""
 
     def time(self) -> float: ...
@@ -99,7 +99,7 @@ class LongPolling:
     def __init__(
         self,
         held_max: int = HELD_MAX,
-        timers: Timers | None = None,
+        timers: PullTimers | None = None,
         *,
         on_awaited: Callable[[], None] = lambda: None,
     ) -> None:

@@ -66,7 +66,7 @@ UNSAFE_MAX = 100
 Progress = tuple[int | None, int | None]
 
 
-class Place(NamedTuple):
+class RoundPlace(NamedTuple):
     """Where a half message lies, and since when."""
 
     queue_offset: int
@@ -204,7 +204,7 @@ class TransactionCheck:
             self._discard(step)
             return
         half = step.half
-        place = Place(half.queue_offset, half.physical_offset, half.store_timestamp_ms)
+        place = RoundPlace(half.queue_offset, half.physical_offset, half.store_timestamp_ms)
         if step.copy is not None:
             try:
                 appended = self._log.append(step.copy)
@@ -212,7 +212,7 @@ class TransactionCheck:
                 # With its marks it cannot be stored: it is too large for today's limits.
                 self._discard(Discard(half, discarded(half), f"it cannot be put back: {error}"))
                 return
-            place = Place(appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
+            place = RoundPlace(appended.queue_offset, appended.physical_offset, appended.store_timestamp_ms)
         if isinstance(step, Check):
             self._gather(step, place)
 
@@ -235,7 +235,7 @@ class TransactionCheck:
 
     # Questions
 
-    def _gather(self, step: Check, place: Place) -> None:
+    def _gather(self, step: Check, place: RoundPlace) -> None:
         try:
             question = question_of(step, place)
         except ValueError as error:
@@ -296,7 +296,7 @@ class TransactionCheck:
             logger.warning(text, *args)
 
 
-def question_of(step: Check, place: Place) -> Question:
+def question_of(step: Check, place: RoundPlace) -> Question:
     """The question to the producer, with the message as consumers would get it, and where it lies now."""
     half = step.half
     message = restored(half)

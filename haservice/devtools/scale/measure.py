@@ -10,7 +10,7 @@ from typing import Any, Self
 import psutil
 
 from haservice.devtools.scale.point import Point
-from haservice.devtools.scale.sender import Sender, Sends
+from haservice.devtools.scale.sender import Sends, SteadySender
 
 BLOCK_BYTES = 512
 
@@ -18,7 +18,7 @@ BLOCK_BYTES = 512
 class Watch:
     """Measures a block: CPU of processes, wall time, and the worst send that a Sender made meanwhile."""
 
-    def __init__(self, *pids: int, sender: Sender | None = None) -> None:
+    def __init__(self, *pids: int, sender: SteadySender | None = None) -> None:
         self._processes = [psutil.Process(pid) for pid in pids]
         self._sender = sender
         self.cpu_s = 0.0

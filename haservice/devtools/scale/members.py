@@ -29,7 +29,7 @@ _NOTICE = b'"code":40,'
 _LIST = b'"opaque":77,'
 
 
-class Member(asyncio.Protocol):
+class ScaleMember(asyncio.Protocol):
     """One member; `known` is how many ids the last list had."""
 
     def __init__(self, members: Members, number: int) -> None:
@@ -82,7 +82,7 @@ class Members:
     def __init__(self, addr: str) -> None:
         self._host, _, port = addr.rpartition(":")
         self._port = int(port)
-        self.all: list[Member] = []
+        self.all: list[ScaleMember] = []
         self.notices = self.lists = self.answers = 0
         ask = RemotingCommand.request(
             RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupHeader(GROUP).encode()
@@ -96,7 +96,7 @@ class Members:
             numbers = range(first, min(first + CONNECTING, count))
             made = await asyncio.gather(
                 *(
-                    loop.create_connection(partial(Member, self, number), self._host, self._port)
+                    loop.create_connection(partial(ScaleMember, self, number), self._host, self._port)
                     for number in numbers
                 )
             )

@@ -39,7 +39,7 @@ class Sends(NamedTuple):
     worst_ms: float
 
 
-class Sender:
+class SteadySender:
     """Sends to the broker at `addr` from entering to leaving; ask it with `look`."""
 
     def __init__(self, addr: str, *, topic: str = TOPIC, pause_s: float = PAUSE_SECONDS) -> None:

@@ -13,7 +13,7 @@ from commitlog.store import Store
 from haservice.client import Admin, ClientOptions
 from haservice.devtools.scale.measure import Watch, memory_mb
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender
+from haservice.devtools.scale.sender import SteadySender
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.codes import RequestCode
@@ -42,7 +42,7 @@ def due_at_once(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             pair.start_nameserver()
             broker = pair.start_master()
             with (
-                Sender(pair.master_addr) as sender,
+                SteadySender(pair.master_addr) as sender,
                 Admin(ClientOptions(namesrv_addr=pair.namesrv_addr)) as admin,
             ):
                 before = memory_mb(broker.pid)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from haservice.devtools.scale.measure import Watch, memory_mb
 from haservice.devtools.scale.members import Members
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender
+from haservice.devtools.scale.sender import SteadySender
 from haservice.devtools.scale.stage import Stage
 
 # Each connection takes a descriptor here and one of the broker's.
@@ -21,7 +21,7 @@ def group_joins(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
         with stage.pair() as pair:
             pair.start_nameserver()
             broker = pair.start_master()
-            with Sender(pair.master_addr) as sender:
+            with SteadySender(pair.master_addr) as sender:
                 watch = Watch(broker.pid, sender=sender)
                 members = asyncio.run(_join_and_die(pair.master_addr, size, watch))
             yield watch.point(size, more={"notices": members.notices, "lists": members.lists})
@@ -45,7 +45,7 @@ def heartbeats(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             pair.start_nameserver()
             broker = pair.start_master()
             before = memory_mb(broker.pid)
-            with Sender(pair.master_addr) as sender:
+            with SteadySender(pair.master_addr) as sender:
                 watch = Watch(broker.pid, sender=sender)
                 memory = asyncio.run(_beat(pair.master_addr, size, watch, broker.pid))
             cost_us = watch.cpu_s * 1e6 / (BEATS * size)

@@ -9,7 +9,7 @@ from pathlib import Path
 from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch, disk_of, memory_mb
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender
+from haservice.devtools.scale.sender import SteadySender
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.codes import RequestCode
@@ -32,7 +32,7 @@ def written(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             _seed(pair.store("broker-a"), size)
             pair.start_nameserver()
             broker = pair.start_master()
-            with Sender(pair.master_addr) as sender:
+            with SteadySender(pair.master_addr) as sender:
                 time.sleep(IDLE_SECONDS / 2)  # the passes of the start are over
                 with Watch(broker.pid, sender=sender) as watch:
                     for second in range(WRITING_SECONDS):
@@ -62,7 +62,7 @@ def copied(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             time.sleep(IDLE_SECONDS / 2)
             with Watch(master.pid) as masters, Watch(slave.pid) as slaves:
                 time.sleep(IDLE_SECONDS)
-            with Sender(pair.master_addr) as sender, Watch(master.pid, sender=sender) as beside:
+            with SteadySender(pair.master_addr) as sender, Watch(master.pid, sender=sender) as beside:
                 time.sleep(BESIDE_SECONDS)
             assert beside.sends is not None
             more = {

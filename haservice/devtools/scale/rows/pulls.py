@@ -18,7 +18,7 @@ from commitlog.store import Store
 from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch, memory_mb, spent_ns
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender, send_command
+from haservice.devtools.scale.sender import SteadySender, send_command
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import TopicConfig, TopicConfigWrapper
@@ -42,7 +42,7 @@ def held_pulls(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             broker = pair.start_master()
             call_all(pair.master_addr, [send_command(TOPIC, b"first")])
             before = memory_mb(broker.pid)
-            with Sender(pair.master_addr) as sender, Watch(broker.pid, sender=sender) as watch:
+            with SteadySender(pair.master_addr) as sender, Watch(broker.pid, sender=sender) as watch:
                 memory = asyncio.run(_hold(pair.master_addr, size, broker.pid))
             yield watch.point(size, memory_mb=memory - before)
 
@@ -121,7 +121,7 @@ def pollers(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             broker = pair.start_master()
             call_all(pair.master_addr, [send_command(TOPIC, b"first")])
             before = memory_mb(broker.pid)
-            with Sender(pair.master_addr) as sender, Watch(broker.pid, sender=sender) as watch:
+            with SteadySender(pair.master_addr) as sender, Watch(broker.pid, sender=sender) as watch:
                 memory = asyncio.run(_poll(pair.master_addr, size, broker.pid))
             cost_us = watch.cpu_s * 1e6 / (size * POLLS)
             yield watch.point(size, memory_mb=memory - before, more={"µs a poll": cost_us})

@@ -10,7 +10,7 @@ from haservice.devtools.pair import ScratchPair
 from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch, memory_mb, spent
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender, send_command
+from haservice.devtools.scale.sender import SteadySender, send_command
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 
@@ -34,7 +34,7 @@ def slaves(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
                 for number, name in enumerate(names[:size], 1)
             ]
             with (
-                Sender(pair.master_addr) as sender,
+                SteadySender(pair.master_addr) as sender,
                 Admin(ClientOptions(namesrv_addr=pair.namesrv_addr)) as admin,
             ):
                 _wait_in_sync(admin, pair, size)

@@ -17,7 +17,7 @@ from haservice.devtools.pair import ScratchPair
 from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch, memory_mb
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender, send_command
+from haservice.devtools.scale.sender import SteadySender, send_command
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import (
@@ -53,7 +53,7 @@ class _Told(NamedTuple):
 def tool(stage: Stage, sizes: Sequence[int], *, arguments: Sequence[str], lines_of: int) -> Iterator[Point]:
     """Runs one mqadmin command; it has to print `lines_of` lines for each topic at least."""
     for size in sizes:
-        with filled(stage, size) as pair, Sender(pair.master_addr) as sender:
+        with filled(stage, size) as pair, SteadySender(pair.master_addr) as sender:
             with Watch(pair.processes["broker-a"].pid, sender=sender) as watch:
                 told = _mqadmin(*arguments, "-n", pair.namesrv_addr)
             if told.lines < size * lines_of:
@@ -67,7 +67,7 @@ def tool(stage: Stage, sizes: Sequence[int], *, arguments: Sequence[str], lines_
 def statistics(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
     """Asks for the puts of each topic and the gets of its group, and counts those that have figures."""
     for size in sizes:
-        with filled(stage, size) as pair, Sender(pair.master_addr) as sender:
+        with filled(stage, size) as pair, SteadySender(pair.master_addr) as sender:
             broker = pair.processes["broker-a"]
             asked = [_stats("TOPIC_PUT_NUMS", topic_name(number)) for number in range(size)]
             asked += [_stats("GROUP_GET_NUMS", f"{topic_name(n)}@{group_name(n)}") for n in range(size)]

@@ -14,7 +14,7 @@ from haservice.devtools.pair import ScratchPair
 from haservice.devtools.scale.load import IN_FLIGHT
 from haservice.devtools.scale.measure import Watch, disk_of, memory_mb
 from haservice.devtools.scale.point import Point, Row
-from haservice.devtools.scale.sender import Sender, send_command
+from haservice.devtools.scale.sender import SteadySender, send_command
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.bodies.clients import DataVersion, TopicConfig, TopicConfigWrapper
@@ -44,7 +44,7 @@ def one_more_topic(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             asyncio.run(_create_some(pair, "alone", CREATED))
             spent = [(_cpu_ms(pid) - at) / CREATED for pid, at in zip((broker, namesrv), before, strict=True)]
             with (
-                Sender(pair.master_addr) as sender,
+                SteadySender(pair.master_addr) as sender,
                 _Routes(pair.namesrv_addr) as routes,
                 Watch(broker, sender=sender) as watch,
             ):

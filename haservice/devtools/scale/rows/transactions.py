@@ -12,7 +12,7 @@ from haservice.devtools.scale.load import call_all
 from haservice.devtools.scale.measure import Watch, memory_mb
 from haservice.devtools.scale.point import Point, Row
 from haservice.devtools.scale.producer import GROUP, HALF_TOPIC, Questioned
-from haservice.devtools.scale.sender import Sender, send_command
+from haservice.devtools.scale.sender import SteadySender, send_command
 from haservice.devtools.scale.stage import Stage
 from haservice.errors import HAServiceError
 from haservice.remoting.codes import RequestCode
@@ -39,7 +39,7 @@ def open_transactions(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
                 raise HAServiceError(f"{not_ok} of {size} half messages were not stored")
             with (
                 Questioned(pair.master_addr) as producer,
-                Sender(pair.master_addr) as sender,
+                SteadySender(pair.master_addr) as sender,
                 Admin(ClientOptions(namesrv_addr=pair.namesrv_addr)) as admin,
             ):
                 _set_interval(admin, pair, INTERVAL_MS)
