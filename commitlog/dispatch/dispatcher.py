@@ -265,6 +265,11 @@ class Dispatcher:
         with self.at_work:
             return self._step(_PASS_BYTES)
 
+    def step_piece(self) -> int:
+        """As step(), but the pass takes one piece of the log only."""
+        with self.at_work:
+            return self._step(1)
+
     def catch_up(self, ahead: Ahead | None = None) -> None:
         """Dispatches all there is, in large passes, at a start.  Raises as step().
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import random
 import shutil
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commitlog.disk.files import OSFiles
 from commitlog.errors import SegmentSizeMismatch
+from commitlog.index import index_file
 from commitlog.index.files import IndexFiles, index_name
 from commitlog.index.index_file import ENTRY, HEADER, SLOT, file_bytes
 from commitlog.kernel import native
 from commitlog.kernel.keys import KeyHasher, index_hash, last_value, tags_code
 from commitlog.kernel.records import encode_properties, java_hash
 from tests.support.failing_files import FailingFiles
+from tests.support.flips import flip
 from tests.support.messages import STORE_MS, Clock
 
 UNIQUE = "0A010203000018B4AAC20000000A0000"
@@ -443,6 +448,81 @@ def test_a_file_holds_one_entry_less_than_its_number(tmp_path: Path) -> None:
     assert len(index.paths) == 1
     put(index, "k", 39)
     assert len(index.paths) == 2
+
+
+def test_chains_are_checked_slot_by_slot_and_in_every_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_file, "_PIECE_SLOTS", 3)
+    index = open_index(tmp_path)
+    for number in range(30):
+        put(index, f"k{number}", number)
+    index.flush()
+    (path,) = index.paths
+    assert index.files[0].chains_fit()
+    for slot in range(10):
+        flip(path, 40 + 4 * slot + 3, 0)
+        assert not index.files[0].chains_fit(), slot
+        flip(path, 40 + 4 * slot, 3)  # beyond every entry
+        assert not index.files[0].chains_fit(), slot
+        flip(path, 40 + 4 * slot, 3)
+        flip(path, 40 + 4 * slot + 3, 0)
+    for number in range(1, 31):
+        flip(path, 40 + 4 * 10 + 20 * number + 19, 1)
+        assert not index.files[0].chains_fit(), number
+        flip(path, 40 + 4 * 10 + 20 * number + 19, 1)
+    assert index.files[0].chains_fit()
+
+
+def test_chains_fit_although_keys_are_put_while_they_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(OSFiles):
+        """Before each piece of the slots that is read, another key is put."""
+
+        at = 100
+        busy = False
+
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            if self.busy and 40 <= offset < 40 + 4 * 10:
+                put(index, f"k{self.at}", self.at)
+                self.at += 1
+            return super().pread(fd, size, offset)
+
+    monkeypatch.setattr(index_file, "_PIECE_SLOTS", 3)
+    files = Busy()
+    index = open_index(tmp_path, files)
+    for number in range(10):
+        put(index, f"k{number}", number)
+    files.busy = True
+    assert index.files[0].chains_fit()
+    assert files.at == 104
+
+
+def test_the_check_of_a_large_index_file_takes_memory_for_a_piece_and_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is a mapping, which tracemalloc does not count; it has the size of the slots, and is closed."""
+    tables = []
+
+    def mapping(*args: Any, **flags: int) -> mmap.mmap:
+        tables.append(made := real(*args, **flags))
+        return made
+
+    slots = 3_000_000
+    index = open_index(tmp_path, slots=slots, entries=1000)
+    for number in range(500):
+        put(index, f"k{number}", number)
+    real = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", mapping)
+    tracemalloc.start()
+    try:
+        assert index.files[0].chains_fit()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < slots * SLOT.size / 3, peak
+    assert [table.closed for table in tables] == [True]
 
 
 @pytest.mark.skipif(native.core is None, reason="there is no native build to compare with")

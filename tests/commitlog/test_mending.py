@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -218,6 +219,26 @@ def test_a_tags_code_that_flipped_is_found_after_a_pass_of_the_scrub(tmp_path: P
     store.scrub.also_look_over(threading.Event())
     assert contents(tmp_path / "consumequeue") == before
     assert store.log.damaged == ()
+    store.close()
+
+
+def test_a_comparison_of_queues_and_index_takes_no_more_memory_for_more_messages(tmp_path: Path) -> None:
+    """It is at most that of a piece of the log and of what is expected of it: 1 MiB, 2,400 messages."""
+    store = open_store(tmp_path, segment_bytes=4 << 20, clock_ms=Clock(), scrub_bytes_per_s=1 << 40)
+    peaks = []
+    for _ in range(3):
+        for number in range(8_000):
+            store.log.append(message(bytes(200), queue_id=number % QUEUES, properties=properties(number)))
+        dispatched(store)
+        tracemalloc.start()
+        try:
+            store.scrub.also_look_over(threading.Event())
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert store.log.end > 8 << 20, store.log.end
+    assert max(peaks) < 3_000_000, peaks
+    assert not any(file.doubtful for file in store.index.files)
     store.close()
 
 

@@ -24,7 +24,10 @@ SETTINGS = {
 
 
 def soak(stage: Stage, _sizes: Sequence[int]) -> Iterator[Point]:
-    """A size is the time since the load began, in seconds.  The slave's columns begin anew with each restart."""
+    """A size is the time since the load began, in seconds.  The slave's columns begin anew with each restart.
+
+    Memory is what the process itself holds.  Pages of files are not in it: those of the mapped index add up.
+    """
     seconds = stage.minutes * 60
     with stage.pair("SYNC_MASTER", **SETTINGS) as pair:
         pair.start()
