@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -423,7 +424,7 @@ def test_the_loop_tells_of_bytes_until_it_is_told_to_stop() -> None:
 def test_clients_leave_some_files_to_all_else(caplog: pytest.LogCaptureFixture) -> None:
     """A broker whose clients have taken every descriptor could begin no segment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 200 + max(map(int, os.listdir("/proc/self/fd")))  # earlier tests have left some open
+    limit = 200 + max(int(file.name) for file in Path("/proc/self/fd").iterdir())  # those of earlier tests
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     sockets: list[socket.socket] = []
     try:
