@@ -15,8 +15,8 @@ from commitlog.errors import SegmentMissing, StoreUnreadable
 from commitlog.store import Store
 from haservice.persisted_file import PersistedFile
 from tests.commitlog.power import PowerFiles, every_crash
-from tests.commitlog.test_going_back import dispatched
 from tests.commitlog.test_store import fill, open_store, placed, queued
+from tests.commitlog.test_truncation import dispatched
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, Clock, message, records_of, whole_log
 

@@ -20,8 +20,8 @@ from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNo
 from commitlog.log.log import CommitLog
 from commitlog.store import Store
 from commitlog.upkeep.damage import Fence, Fences, decode_fences, encode_fences
-from tests.commitlog.test_going_back import dispatched, edges, feed, running
 from tests.commitlog.test_store import fill, open_store, placed, queued
+from tests.commitlog.test_truncation import dispatched, edges, feed, running
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, Clock, message, open_log, whole_log
 from tests.support.waiting import wait_until

@@ -16,9 +16,9 @@ from commitlog.log.segment import segment_name
 from commitlog.options import FlushDiskType
 from commitlog.recovery.durable_marks import Durable, DurableMarks
 from commitlog.store import Store
-from tests.commitlog.test_going_back import dispatched, feed
-from tests.commitlog.test_positions import append_some, flush_all
+from tests.commitlog.test_durable_marks import append_some, flush_all
 from tests.commitlog.test_store import open_store, placed, queued
+from tests.commitlog.test_truncation import dispatched, feed
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import SEGMENT_BYTES, STORE_MS, Clock, message, whole_log
 

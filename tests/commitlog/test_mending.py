@@ -18,8 +18,8 @@ from commitlog.kernel.records import decode, encode_properties
 from commitlog.queues.queue_files import UNIT_BYTES
 from commitlog.store import Store
 from tests.commitlog.test_damage import rot
-from tests.commitlog.test_going_back import dispatched, edges
 from tests.commitlog.test_store import open_store, placed, queued
+from tests.commitlog.test_truncation import dispatched, edges
 from tests.support.flips import contents, flip
 from tests.support.messages import Clock, message
 

@@ -19,8 +19,8 @@ from commitlog.recovery.durable_marks import SLOT_BYTES, Durable, DurableMarks
 from commitlog.store import Store
 from tests.commitlog.kernel.recipes import stored
 from tests.commitlog.power import PowerFiles
-from tests.commitlog.test_going_back import dispatched, feed
 from tests.commitlog.test_store import open_store, placed, queued
+from tests.commitlog.test_truncation import dispatched, feed
 from tests.support.messages import SEGMENT_BYTES, STORE_MS, Clock, message, records_of, whole_log
 
 LATER = Clock(2 * 10**12)
