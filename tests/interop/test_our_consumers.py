@@ -347,10 +347,10 @@ def test_a_java_lite_consumer_goes_on_where_ours_stopped_and_ours_where_it_did(
     theirs: list[int] = []
     with java.lite_pull(cluster.namesrv, "handed-on", topic, autoCommit=False) as lite:
         wait_until(polls(lambda: lite.poll(500), theirs, 8), "theirs", SHARED_S)
+        assert sorted(theirs) == list(range(16, 24))
         lite.commit()
         queues = lite.queues(topic)
         wait_until(lambda: all(lite.committed(queue) == 3 for queue in queues), "it is stored")
-    assert sorted(theirs) == list(range(16, 24))
     send(producer, topic, range(24, 32))
     polled.clear()
     with PullConsumer("handed-on", options, consuming=consuming).subscribe(topic) as ours:
