@@ -215,7 +215,7 @@ from commitlog.kernel import loops, native
 from haservice.pipeline.decode import bulk
 assert native.core is None and loops.__file__.startswith(sys.argv[1])
 data = bytes.fromhex(sys.argv[2])
-print(len(bulk.sound_run(bulk.Window(data, 0, len(data)))))
+print(len(bulk.sound_run(bulk.LogWindow(data, 0, len(data)))))
 """
 
 
