@@ -299,6 +299,35 @@ def test_a_module_says_what_it_holds_and_stays_small(module: str) -> None:
         assert ast.get_docstring(ast.parse(text)), f"{path.relative_to(ROOT)} opens with a docstring"
 
 
+# Two capitals at least, and a small letter: RouteTable, HAService; but no ordinary word, and not TLS.
+NAMES_A_CLASS = re.compile(r"((?=\w*[a-z])[A-Z]\w*[A-Z]\w*):")
+
+
+def test_what_opens_a_docstring_by_name_is_in_the_module() -> None:
+    """`RouteTable: which brokers there are …`: a class of that name, which a rename has to take along."""
+    wrong = []
+    for path in MODULES.values():
+        tree = ast.parse(path.read_text())
+        opening = NAMES_A_CLASS.match(ast.get_docstring(tree) or "")
+        if opening and opening[1] not in {
+            one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef)
+        }:
+            wrong.append(f"{path.relative_to(ROOT)}: {opening[1]} is no class of this module")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_fact_of_rocketmq_has_the_class_it_comes_from() -> None:
+    """Not the section of a page that only its author has."""
+    section = chr(0xA7)
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {section}"
+        for path in written()
+        for line, text in enumerate(path.read_text().splitlines(), 1)
+        if section in text
+    ]
+    assert not wrong, "name RocketMQ's class instead\n" + "\n".join(wrong)
+
+
 def test_a_room_is_taken_in_at_a_glance() -> None:
     rooms = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
     full = [f"{room.relative_to(ROOT)}: {count}" for room, count in rooms.items() if count > ROOM_MODULES_MAX]

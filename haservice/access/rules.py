@@ -1,4 +1,4 @@
-"""Rules: who sends a request, by the accounts and white lists in force.  Pure.
+"""AccessRules: who sends a request, by the accounts and white lists in force.  Pure.
 
     1  the address is in a global white list             everything is allowed, whoever it is
     2  no access key, or an unknown one                  refused

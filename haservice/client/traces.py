@@ -1,4 +1,4 @@
-"""Traces: what happened to a message, written for `mqadmin queryMsgTraceById` and RocketMQ's dashboard.
+"""TraceWriter: what happened to a message, written for `mqadmin queryMsgTraceById` and RocketMQ's dashboard.
 
 A trace message goes to `trace_topic`.  Its keys are the ids of the messages it tells of.  Its body is entries
 that end with U+0002, of fields separated by U+0001, as RocketMQ's TraceDataEncoder makes them:

@@ -1,4 +1,4 @@
-"""Changes: who may change what a name server knows.  Pure.
+"""ChangeRights: who may change what a name server knows.  Pure.
 
     aclEnable=false, changesAllowedFrom not set    everybody, as with RocketMQ's
     an address of changesAllowedFrom               everything, unsigned: stock brokers sign nothing

@@ -1,4 +1,4 @@
-"""Turns: requests of one connection that are answered one after the other, the long ones in steps.
+"""ReadingTurns: requests of one connection that are answered one after the other, the long ones in steps.
 
 A request is a generator: it does a little, yields, and at last returns its answer.  One that ends in its first step
 is answered at once, as if it were an ordinary one.  Between the steps of a longer one the loop serves others, and the

@@ -25,7 +25,7 @@ from haservice.remoting.codes import RequestCode
 
 Explainable = HAServiceError | CommitLogError | OSError
 
-# What to do about an answer, by its ResponseCode (remoting specification, section 3).
+# What to do about an answer, by its code: RocketMQ's ResponseCode and RemotingSysResponseCode.
 ADVICE_BY_CODE = {
     2: "the broker is busy: send less at once, or try again in a moment",
     3: "that program is too old, or is not a broker: is the address right?",

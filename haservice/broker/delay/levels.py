@@ -2,7 +2,7 @@
 
 Level n, counted from 1, has queue n - 1 of SCHEDULE_TOPIC_XXXX, with its messages in the order in which they
 were stored.  All wait equally long, so the search ends at the first one that is not due.  The tags code of
-a message's queue entry says when to deliver it (broker-flows §11).
+a message's queue entry says when to deliver it (RocketMQ's ScheduleMessageService).
 """
 
 from __future__ import annotations

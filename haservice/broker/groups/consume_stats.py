@@ -5,7 +5,7 @@
     303 QUERY_CONSUME_TIME_SPAN     when each queue's messages were stored, and how far behind a group is
     317 GET_BROKER_CONSUME_STATS    the progress of every group
 
-Rules: RocketMQ 4.9.8's AdminBrokerProcessor (broker-flows §13).  The answer about an online group has the
+Rules: RocketMQ 4.9.8's AdminBrokerProcessor.  The answer about an online group has the
 topics that it subscribes, and none of which it only has old offsets.  The loop finds out who is online; the
 rest reads the disk and runs in a work thread.
 """

@@ -7,7 +7,8 @@
     30 GET_MAX_OFFSET  31 GET_MIN_OFFSET      0 for what does not exist
     32 GET_EARLIEST_MSG_STORETIME    -1 for an empty queue
 
-Rules: broker-flows §7.  Real clients ask these of a slave as well while their master is away.
+Rules: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.  Real clients ask these of a slave as well
+while their master is away.
 """
 
 from __future__ import annotations

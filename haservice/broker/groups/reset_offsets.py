@@ -3,7 +3,7 @@
     222 INVOKE_BROKER_TO_RESET_OFFSET       → 220 to every member, which moves and commits by itself
     223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS → 221 to every member, or one
 
-Rules: RocketMQ 4.9.8's Broker2Client (broker-flows §13), with two differences.  The body of 220 has the form
+Rules: RocketMQ 4.9.8's Broker2Client, with two differences.  The body of 220 has the form
 that the member's language reads; RocketMQ goes by the tool's language.  A queue without a commit of the group
 moves like the others; RocketMQ refuses the whole topic.  We refuse only a group without any offset in the
 topic.

@@ -31,7 +31,7 @@ GROUPS_MAX = 10_000
 # Each queue is a directory with a file of its own, once a message is sent back.
 RETRY_QUEUE_NUMS_MAX = 1024
 SYSTEM_PREFIX = "CID_RMQ_SYS_"
-# The groups that every broker has from the start (broker-flows §6).
+# The groups that every broker has from the start: those of RocketMQ's SubscriptionGroupManager.
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",

@@ -1,4 +1,4 @@
-"""StoreView: numbers of the queues for tools: where they begin and end, and when messages were stored.
+"""StoreQueues: numbers of the queues for tools: where they begin and end, and when messages were stored.
 
 It reads the disk for times, so those calls belong in a work thread.
 """

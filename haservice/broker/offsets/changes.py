@@ -1,4 +1,4 @@
-"""Changes: what changed in the table of offsets, in numbered batches.
+"""OffsetChanges: what changed in the table of offsets, in numbered batches.
 
     commits ──▶ open batch ── close ──▶ batch 41, 42, 43 …   never changed any more
                                           │

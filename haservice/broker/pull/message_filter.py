@@ -5,7 +5,8 @@
 
 A filter has two parts: the tag codes that an index entry must have (None: any), and a selector that judges
 the message's properties (None: no selector).  With filterSupportRetry, a message of a retry topic is judged
-by the group's expression for the topic that it came from.  Rules and codes: broker-flows §9.1, 7 to 13.
+by the group's expression for the topic that it came from.  Rules and codes are
+those of RocketMQ's PullMessageProcessor and ExpressionForRetryMessageFilter.
 """
 
 from __future__ import annotations

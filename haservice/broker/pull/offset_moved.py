@@ -1,8 +1,8 @@
 """Events about consumers that were moved to another offset, as messages of topic OFFSET_MOVED_EVENT.
 
-A master writes one when it corrects a consumer's offset (broker-flows §9.2): tag and key are the group, the
-body names the queue and both offsets.  For a client that keeps asking for the same wrong offset, it writes
-one event every few seconds; RocketMQ writes one per request.
+A master writes one when it corrects a consumer's offset, as RocketMQ's PullMessageProcessor does: tag and key are
+the group, the body names the queue and both offsets.  For a client that keeps asking for the same
+wrong offset, it writes one event every few seconds; RocketMQ writes one per request.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def plain_scan(
     codes: TagCodes,
     budget: int,
 ) -> Scan | None:
-    """As QueueReader.scan(), for an offset that the queue has."""
+    """As PullReader.scan(), for an offset that the queue has."""
     core = native.core
     if core is None:
         return None
@@ -97,7 +97,7 @@ def plain_scan(
 
 
 def plain_load(log: Log, entries: Sequence[Entry], places: Places | None, waits: bool = True) -> bytes | None:
-    """As QueueReader.load(), for what plain_scan() chose.
+    """As PullReader.load(), for what plain_scan() chose.
 
     If it does not wait, raises BlockingIOError as the log's gather() does.
     """

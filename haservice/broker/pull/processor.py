@@ -4,8 +4,8 @@
               ▲                            ├─ hold ─▶ woken by an arrival, the mark or its time ─▶ check
               └────────────────────────────┴─ read, mend, await the dispatch, look again
 
-Checks, their order and their codes are RocketMQ's (broker-flows §9.1), and so are the offsets in the answer
-(§9.2).  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
+Checks, their order and their codes are those of RocketMQ's PullMessageProcessor, and so are the offsets in the
+answer.  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
 again; if its topic was deleted meanwhile, it then gets that error.
 
 A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such a

@@ -1,4 +1,4 @@
-"""QueueReader: which messages answer a pull, and their bytes.
+"""PullReader: which messages answer a pull, and their bytes.
 
 `scan` decides from the queue's index alone and touches no message; `load` reads the bytes that a scan
 chose.  `scan` is cheap and runs on the loop; `load` may read the disk, and any thread may run it.
@@ -8,9 +8,9 @@ chose.  `scan` is cheap and runs on the loop; `load` may read the disk, and any 
 Ordinary messages go a shorter, native way (plain_pulls.py).  This module handles all that the native way
 leaves, and is the reference for its results.
 
-The rules are RocketMQ's (broker-flows §9.2): statuses, corrected offsets, and where a batch ends.  As in
-RocketMQ, "in memory" and "on disk" are guesses: the distance from the log's end against a share of this
-machine's memory.
+The rules are those of getMessage in RocketMQ's DefaultMessageStore: statuses, corrected offsets, and where a
+batch ends.  As in RocketMQ, "in memory" and "on disk" are guesses: the distance from the log's end
+against a share of this machine's memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The result of reading a queue for a pull: its status, where to go on, and the chosen entries.
 
-The words are RocketMQ's (broker-flows §9.2).  reader.py chooses, plain_pulls.py if messages are ordinary.
+The words are those of RocketMQ's GetMessageStatus.  reader.py chooses, plain_pulls.py if messages are ordinary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tag expressions: which messages of a queue a subscription takes, judged by the index's tag code.
 
 An expression is `*`, empty (everything), or tags joined by `||`.  The broker compares hashes only: a
-collision passes, and the client compares the text (broker-flows §9.4).  Pure.
+collision passes, and the client compares the text (RocketMQ's ExpressionMessageFilter).  Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Admission: from a send's header to the message that is stored, or the reason why it is not.
 
-The checks and their order are RocketMQ's (broker-flows §8), with one difference: a broker that cannot store,
-such as a slave, creates no topic.
+The checks and their order are those of RocketMQ's SendMessageProcessor, with one difference: a broker that cannot
+store, such as a slave, creates no topic.
 
 Some properties send a message elsewhere first (redirect.py): DELAY to the queue of its level, TRAN_MSG to
 the half topic.  A retry topic's message that was tried too often becomes a dead letter.

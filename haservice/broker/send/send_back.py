@@ -3,7 +3,7 @@
     record at the offset ─▶ %RETRY%group, after the delay of its level ─▶ the same group consumes it again
                         └─▶ %DLQ%group, once it was tried as often as it may be, or the consumer says so
 
-The rules, and the codes of refusals, are RocketMQ's (broker-flows §10), with one difference: on a
+The rules, and the codes of refusals, are those of RocketMQ's SendMessageProcessor, with one difference: on a
 SYNC_MASTER, or with SYNC_FLUSH, the answer waits for the proof that a send would have waited for.  Without
 the proof the answer is success, too, for the message is stored.  RocketMQ answers at once; a master that then
 dies may lose the message, which its consumer believes to be safe.

@@ -2,8 +2,8 @@
 
 The counters belong to the remoting loop, which also calls `sample` once a second.  A reader in another thread
 may see one counter a message ahead of another, which does no harm.  `table` gives RocketMQ's texts for
-request 28 (broker-flows §15): always three numbers, of 10, 60 and 600 seconds, because `clusterList` parses
-the first.
+request 28 (its StoreStatsService): always three numbers, of 10, 60 and 600 seconds, because `clusterList`
+parses the first.
 """
 
 from __future__ import annotations

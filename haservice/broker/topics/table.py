@@ -419,7 +419,7 @@ def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:
 
 
 def _start_topics(config: BrokerConfig, delay_levels: int) -> list[TopicConfig]:
-    """The topics that a broker has from the start (broker-flows §5)."""
+    """The topics that a broker has from the start: those of RocketMQ's TopicConfigManager."""
     read_write = PERM_READ | PERM_WRITE
     every = read_write | PERM_INHERIT
     topics = [

@@ -1,4 +1,4 @@
-"""Sender: a process that sends one small message after the other, and says how long the worst send took.
+"""SteadySender: a process that sends one small message after the other, and says how long the worst send took.
 
 It is a process of its own, so that what a row does in Python does not count as time of the broker.
 

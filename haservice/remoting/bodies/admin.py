@@ -1,7 +1,7 @@
 """The JSON bodies of requests by tools, and by brokers to clients; clients.py has the others.
 
-The members are in section 2 of the remoting specification.  Times are milliseconds since 1970, offsets are
-queue offsets, unless a class says otherwise.
+The members are those of RocketMQ 4.9.8's classes in common.protocol.body.  Times are milliseconds since 1970,
+offsets are queue offsets, unless a class says otherwise.
 """
 
 from __future__ import annotations

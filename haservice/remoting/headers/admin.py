@@ -1,8 +1,7 @@
-"""The ext fields of requests by tools: groups, offsets, clients, statistics (remoting specification, section
-11).
+"""The ext fields of requests by tools: groups, offsets, clients, statistics.
 
-The rules of clients.py hold here too.  Other requests of section 11 have no ext fields, or share a header:
-203 has ConsumerGroupHeader, 300 TopicHeader.
+The fields are those of RocketMQ 4.9.8's classes in common.protocol.header.  The rules of clients.py hold here
+too.  Other requests of tools have no ext fields, or share a header: 203 has ConsumerGroupHeader, 300 TopicHeader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""QueueLocks: which queues only this member consumes, for orderly consumption.
+"""ConsumerLocks: which queues only this member consumes, for orderly consumption.
 
 A broker gives a lock for 60 s, and forgets it in a failover.  So the member asks again every 20 s, and does
 not rely on a lock that was last given 30 s ago: until then no other member can have got it.
