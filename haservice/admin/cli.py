@@ -15,7 +15,7 @@ from commitlog.errors import CommitLogError
 from haservice import printable
 from haservice.admin.commands.groups import connections, consumer_status, consumers, offsets
 from haservice.admin.commands.groups import consumer_groups as groups
-from haservice.admin.commands.ha import forget, history, promotion, reinit
+from haservice.admin.commands.ha import failover, forget, history, reinit
 from haservice.admin.commands.messages import log_dump, printing, probes, queries, queues, trace
 from haservice.admin.commands.messages import send_and_consume as messages
 from haservice.admin.commands.nodes import acl as acl_commands
@@ -36,7 +36,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         *housekeeping.COMMANDS,
         *probes.COMMANDS,
     ),
-    "Roles and failover": (*promotion.COMMANDS, *reinit.COMMANDS, *forget.COMMANDS, *history.COMMANDS),
+    "Roles and failover": (*failover.COMMANDS, *reinit.COMMANDS, *forget.COMMANDS, *history.COMMANDS),
     "Topics": (*topics.COMMANDS, *topic_stats.COMMANDS, *topic_changes.COMMANDS),
     "Messages": (
         *messages.COMMANDS,

@@ -22,20 +22,20 @@ from haservice.broker.delay.processor import DelayOffsetsProcessor, replicated_e
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.client_calls import ClientCallsProcessor
 from haservice.broker.groups.client_config import ClientConfigProcessor
-from haservice.broker.groups.connections import ConnectionsProcessor
+from haservice.broker.groups.connection_requests import ConnectionsProcessor
 from haservice.broker.groups.consume_stats import ConsumeStatsProcessor
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.heartbeat import HeartbeatProcessor
-from haservice.broker.groups.locks import LockProcessor
-from haservice.broker.groups.offsets import OffsetsProcessor
+from haservice.broker.groups.lock_requests import LockProcessor
+from haservice.broker.groups.offset_requests import OffsetsProcessor
 from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.queue_locks import QueueLocks
 from haservice.broker.groups.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.broker_state import StateProcessor
-from haservice.broker.metadata.housekeeping import HousekeepingProcessor
-from haservice.broker.metadata.queue_inspection import QueueInspectionProcessor
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.cleanup_requests import HousekeepingProcessor
+from haservice.broker.metadata.store_queues import StoreQueues
+from haservice.broker.metadata.tool_queries import QueueInspectionProcessor
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.long_polling import LongPolling
@@ -43,8 +43,8 @@ from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMovedEvents
 from haservice.broker.pull.processor import PullProcessor, keeps_offset
 from haservice.broker.pull.query import QueryProcessor
+from haservice.broker.pull.read_result import ReadLimits
 from haservice.broker.pull.reader import PullReader
-from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.roles.processor import LineageProcessor, Roles
 from haservice.broker.send.admission import Admission, SendRules
 from haservice.broker.send.durability import Durability
@@ -59,9 +59,9 @@ from haservice.broker.topics.admin import TopicProcessor
 from haservice.broker.topics.readable import ReadableTopics, Topics
 from haservice.broker.topics.table import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTable
 from haservice.broker.transactions.check import TransactionCheck, load_ends
+from haservice.broker.transactions.check_round import TransactionRules
 from haservice.broker.transactions.half_messages import Ends
 from haservice.broker.transactions.processor import ProducerQuestions, TransactionProcessor
-from haservice.broker.transactions.walk import TransactionRules
 from haservice.configuration.live_settings import LiveSettings
 from haservice.configuration.settings import (
     DELAY_STATS,

@@ -27,7 +27,7 @@ from commitlog.errors import CommitLogError
 from commitlog.kernel.records import decode_properties
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha import ha_look, ha_status
+from haservice.admin.commands.ha import ha_questions, ha_status
 from haservice.client.raw_sends import SEND_OK, RawMessage, SendQueue, Sent, Tally, send_all
 from haservice.client.reading import from_queue
 from haservice.deadline import Deadline
@@ -178,7 +178,7 @@ async def send_and_show(admin: MQAdmin, pair: ScratchPair, lines: Sequence[bytes
 
 
 def show_pair(admin: MQAdmin) -> None:
-    say("\n" + ha_status.table_of(ha_look.take(admin, None, None), wall_clock_ms()).text() + "\n")
+    say("\n" + ha_status.table_of(ha_questions.take(admin, None, None), wall_clock_ms()).text() + "\n")
 
 
 def check_tally(tally: Tally, lines: Sequence[bytes]) -> None:

@@ -19,9 +19,9 @@ from haservice.log_throttle import LogThrottle
 from haservice.nameserver.epochs import KnownEpoch
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
 from haservice.nameserver.registration import BrokerAnnouncement, Registered
-from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.request_turns import Answer, ReadingTurns, Steps
+from haservice.nameserver.route_table import RouteTable
 from haservice.nameserver.topic_queues import QueuesOfTopic
-from haservice.nameserver.turns import Answer, ReadingTurns, Steps
 from haservice.remoting.bodies.clients import MASTER_ID, DataVersion, KVTable, TopicConfig
 from haservice.remoting.bodies.registration import PART_BYTES, CompressedRegistration, PlainRegistration
 from haservice.remoting.codes import RequestCode, ResponseCode

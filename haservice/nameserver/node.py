@@ -14,10 +14,10 @@ from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.nameserver.broker_requests import BrokerProcessors
-from haservice.nameserver.changes import ChangeRights, allowed_of
+from haservice.nameserver.change_rights import ChangeRights, allowed_of
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.processors import KvProcessors, RouteProcessors
-from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.route_table import RouteTable
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer

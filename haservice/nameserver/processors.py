@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from haservice.errors import RequestError
 from haservice.nameserver.kv_config import ORDER_TOPIC_CONFIG, KvConfig
-from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.route_table import RouteTable
 from haservice.remoting.bodies.clients import (
     KVTable,
     TopicList,

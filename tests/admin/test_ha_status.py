@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from haservice.admin.calls import Broker
-from haservice.admin.commands.ha.ha_look import Seen, unregistered
+from haservice.admin.commands.ha.ha_questions import Seen, unregistered
 from haservice.admin.commands.ha.ha_status import (
     NO_SLAVE,
     SAME_LOG,

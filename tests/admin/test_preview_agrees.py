@@ -7,8 +7,8 @@ import os
 import random
 from collections import Counter
 
+from haservice.admin.commands.ha.ask_brokers import member_of
 from haservice.admin.commands.ha.replicas import unsafe, with_listed
-from haservice.admin.commands.ha.roll_call import member_of
 from haservice.admin.commands.ha.topology import Topology
 from haservice.remoting.headers.lineage import PromoteHeader
 from tests.support.replica_model import KINDS, World, story

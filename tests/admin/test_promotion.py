@@ -15,8 +15,8 @@ import pytest
 
 from commitlog.log.log import CommitLog
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha import promotion, role_steps, roll_call
-from haservice.admin.commands.ha.roll_call import count
+from haservice.admin.commands.ha import ask_brokers, failover, role_steps
+from haservice.admin.commands.ha.ask_brokers import count
 from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.admin.commands.ha.topology_text import bound_text, loss_text, table_of
 from haservice.errors import RemotingTimeout
@@ -253,8 +253,8 @@ def test_failover_promotes_a_level_slave_and_tells_the_others_whom_to_follow(ser
 def test_a_change_of_roles_names_a_frozen_broker_that_it_waits_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr(roll_call, "ASK_S", 0.3)
-    monkeypatch.setattr(roll_call, "SAY_AFTER_S", 0.1)
+    monkeypatch.setattr(ask_brokers, "ASK_S", 0.3)
+    monkeypatch.setattr(ask_brokers, "SAY_AFTER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes connections, and says nothing
         addr = f"127.0.0.1:{frozen.getsockname()[1]}"
         master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A)) if command == "switchover" else None
@@ -590,7 +590,7 @@ def test_who_interrupts_is_told_what_came_of_it(serve: Serve, monkeypatch: pytes
     assert result.exit_code == 130
     assert "nothing was changed" in result.stderr
     assert slave.told == []
-    monkeypatch.setattr(promotion, "wait_for_master", lambda *_: interrupt())
+    monkeypatch.setattr(failover, "wait_for_master", lambda *_: interrupt())
     result = run(*arguments, "--yes")
     assert result.exit_code == 130
     assert f"{slave.addr} was told" in result.stderr
@@ -909,7 +909,7 @@ def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: 
     same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
     master = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", promise=same)
     slave = member("b:1", B, 500, *ONE_EPOCH, promise=promise)
-    assert promotion.other_promises(topology(master, slave), master, None) == []
+    assert failover.other_promises(topology(master, slave), master, None) == []
 
 
 def test_a_switchover_that_was_undone_is_told_in_the_masters_words(serve: Serve) -> None:

@@ -17,8 +17,8 @@ from haservice.broker.delay.redirect import CHECK_TIMES
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from haservice.broker.transactions.check import Question, TransactionCheck
+from haservice.broker.transactions.check_round import Limits, TransactionRules
 from haservice.broker.transactions.half_messages import GROUP, Ends
-from haservice.broker.transactions.walk import Limits, TransactionRules
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode

@@ -24,7 +24,7 @@ from haservice.broker.pull.decision import (
     decide,
     suggested,
 )
-from haservice.broker.pull.scan import PullStatus, Scan
+from haservice.broker.pull.read_result import PullStatus, Scan
 from haservice.remoting.codes import ResponseCode
 
 MASTER, SLAVE = PullRules(False, False), PullRules(False, True)

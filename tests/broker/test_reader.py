@@ -9,8 +9,8 @@ from commitlog.kernel.records import NewMessage, encode, encode_host, java_hash,
 from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
 from commitlog.queues.queue_files import UNIT
+from haservice.broker.pull.read_result import PullStatus, ReadLimits, Scan
 from haservice.broker.pull.reader import PullReader
-from haservice.broker.pull.scan import PullStatus, ReadLimits, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 
 KIB = 1024

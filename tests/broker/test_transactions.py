@@ -18,14 +18,7 @@ from commitlog.kernel.records import (
     stamp,
 )
 from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL
-from haservice.broker.transactions.half_messages import (
-    Decision,
-    Ends,
-    committed,
-    op_message,
-    resumed,
-)
-from haservice.broker.transactions.walk import (
+from haservice.broker.transactions.check_round import (
     IMMUNITY_SECONDS,
     Check,
     CheckRound,
@@ -35,6 +28,13 @@ from haservice.broker.transactions.walk import (
     PutBack,
     Step,
     TransactionRules,
+)
+from haservice.broker.transactions.half_messages import (
+    Decision,
+    Ends,
+    committed,
+    op_message,
+    resumed,
 )
 from tests.support.messages import BORN_HOST, STORE_HOST
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commitlog.kernel.records import body_crc, decode
+from haservice.admin.commands.ha.ask_brokers import member_of
 from haservice.admin.commands.ha.forget import replica_to_forget, who_is_told
 from haservice.admin.commands.ha.replicas import with_listed
-from haservice.admin.commands.ha.roll_call import member_of
 from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.lineage import (
@@ -225,7 +225,7 @@ class Operator:
         self.forgotten = self.written_off = 0
 
     def topology(self) -> Topology:
-        """As roll_call gathers it."""
+        """As ask_brokers gathers it."""
         members, world = [], self.world
         for node in world.nodes.values():
             if not node.awake or world.isolated(node):

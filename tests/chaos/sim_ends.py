@@ -25,7 +25,7 @@ from haservice.errors import ProtocolError
 from haservice.replication.lineage.file import Replica
 from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.progress import LogRange
-from haservice.replication.pace import Backoff, Growth
+from haservice.replication.rates_and_backoff import Backoff, Growth
 from haservice.replication.slave.actions import (
     Action,
     Break,

@@ -18,7 +18,7 @@ from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.node import NameserverNode
 from haservice.nameserver.processors import RouteProcessors
-from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.route_table import RouteTable
 from haservice.remoting.bodies import registration as body_of_registration
 from haservice.remoting.bodies.clients import (
     ClusterInfo,

@@ -218,7 +218,7 @@ def test_without_descriptors_the_port_rests_and_the_slave_at_work_goes_on(
         ((listener, door),) = ha._accept._listeners
         scarce = Scarce(listener)
         monkeypatch.setattr(ha._accept, "_listeners", [(scarce, door)])
-        monkeypatch.setattr("haservice.replication.pace.random.Random.uniform", lambda *_: 0.0)
+        monkeypatch.setattr("haservice.replication.rates_and_backoff.random.Random.uniform", lambda *_: 0.0)
 
         def is_asked() -> bool:
             socket.create_connection(("127.0.0.1", ha.port)).close()

@@ -17,7 +17,7 @@ import pytest
 from commitlog.log.log import CommitLog
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
-from haservice.replication import pace
+from haservice.replication import rates_and_backoff
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.master import recorder
@@ -627,7 +627,7 @@ def test_a_slave_without_a_store_cuts_nothing(a: Broker, b: Broker) -> None:
 def test_a_master_that_said_how_often_it_speaks_is_left_when_it_does_not(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "SILENCE_S_MIN", 0.001)
+    monkeypatch.setattr(rates_and_backoff, "SILENCE_S_MIN", 0.001)
     with ScriptedMaster() as master, b.follows(master.port) as replica, master.accept() as end:
         assert end.report() == -1
         end.send(hello_of(a, heartbeat_ms=20))
@@ -846,7 +846,7 @@ def test_a_slave_that_is_refused_is_told_why_and_closed(a: Broker, b: Broker) ->
 def test_a_slave_that_said_how_often_it_speaks_is_closed_when_it_does_not(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace, "SILENCE_S_MIN", 0.001)
+    monkeypatch.setattr(rates_and_backoff, "SILENCE_S_MIN", 0.001)
     end = a.write(100)
     b.facts = replace(b.facts, heartbeat_ms=20)
     with a.leads() as ha, ScriptedSlave(ha.port) as slave:

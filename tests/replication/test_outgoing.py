@@ -19,7 +19,7 @@ from commitlog.disk.files import Buffer
 from commitlog.log.log import CommitLog
 from haservice.replication.master.outgoing import PUSH_BYTES_MAX, Outgoing, rest_of, transfers_of
 from haservice.replication.master.progress import SlaveProgress
-from haservice.replication.pace import Growth
+from haservice.replication.rates_and_backoff import Growth
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
 from haservice.replication.wire.transport import PlainTransport
 from tests.support.replication import fill_raw, message, open_log, pattern

@@ -20,7 +20,7 @@ from commitlog.log.log import CommitLog
 from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage
-from haservice.replication.pace import Backoff
+from haservice.replication.rates_and_backoff import Backoff
 from haservice.replication.slave import session as slave_session
 from haservice.replication.slave.actions import (
     Action,

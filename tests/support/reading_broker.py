@@ -28,11 +28,11 @@ from commitlog.store import Store
 from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.client_config import ClientConfigProcessor
-from haservice.broker.groups.connections import ConnectionsProcessor
+from haservice.broker.groups.connection_requests import ConnectionsProcessor
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.heartbeat import HeartbeatProcessor
 from haservice.broker.groups.notices import Notices, Timers
-from haservice.broker.groups.offsets import OffsetsProcessor
+from haservice.broker.groups.offset_requests import OffsetsProcessor
 from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
@@ -42,8 +42,8 @@ from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
 from haservice.broker.pull.processor import PullProcessor, keeps_offset
 from haservice.broker.pull.query import QueryProcessor
+from haservice.broker.pull.read_result import ReadLimits
 from haservice.broker.pull.reader import PullReader
-from haservice.broker.pull.scan import ReadLimits
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import TopicTable
 from haservice.configuration.settings import BrokerConfig, BrokerRole

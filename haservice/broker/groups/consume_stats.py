@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.stats.traffic import Traffic
 from haservice.broker.topics.readable import Topics

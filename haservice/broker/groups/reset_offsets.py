@@ -16,7 +16,7 @@ import logging
 
 from haservice.broker.groups.client_calls import check_version
 from haservice.broker.groups.consumers import Client, ClientTable
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.topics.readable import Topics
 from haservice.errors import RemotingError, RequestError

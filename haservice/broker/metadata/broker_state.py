@@ -12,7 +12,7 @@ from typing import Protocol
 from commitlog.errors import CommitLogError
 from commitlog.kernel.layout import STORED_BYTES
 from commitlog.kernel.records import stored_at
-from haservice.broker.metadata import store_view
+from haservice.broker.metadata import store_queues
 from haservice.broker.stats.counters import Stats
 from haservice.remoting.bodies.clients import (
     HAAbsentInfo,
@@ -33,7 +33,7 @@ NO_POOL = 2**31 - 1
 SIZE_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class Log(store_view.Log, Protocol):
+class Log(store_queues.Log, Protocol):
     @property
     def flushed(self) -> int: ...
 
@@ -123,12 +123,12 @@ class StateProcessor:
     def _earliest_ms(self) -> int:
         log = self._log
         if log.end <= log.start:
-            return store_view.UNKNOWN_MS
+            return store_queues.UNKNOWN_MS
         try:
             time_ms = stored_at(log.read(log.start, STORED_BYTES), log.start)
         except CommitLogError:
             time_ms = None
-        return store_view.UNKNOWN_MS if time_ms is None else time_ms
+        return store_queues.UNKNOWN_MS if time_ms is None else time_ms
 
 
 def ha_info(status: HAStatus) -> HARuntimeInfo:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.pull.scan import PullStatus, Scan
+from haservice.broker.pull.read_result import PullStatus, Scan
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import ResponseCode
 

@@ -16,7 +16,7 @@ from commitlog.kernel.entries import Places
 from commitlog.queues.chosen import Chosen, are_sound
 from commitlog.queues.consume_queue import Entry
 from commitlog.queues.queue_files import UNIT, UNIT_BYTES
-from haservice.broker.pull.scan import CHUNK_ENTRIES, Log, PullStatus, Queue, ReadLimits, Scan
+from haservice.broker.pull.read_result import CHUNK_ENTRIES, Log, PullStatus, Queue, ReadLimits, Scan
 from haservice.broker.pull.sound_read import LIGHT
 from haservice.broker.pull.tag_filter import TagCodes
 

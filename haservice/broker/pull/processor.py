@@ -42,8 +42,8 @@ from haservice.broker.pull.decision import (
 from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
 from haservice.broker.pull.message_filter import MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
+from haservice.broker.pull.read_result import SCAN_ENTRIES_MAX, PullStatus, Scan
 from haservice.broker.pull.reader import WARN_AGAIN_S, PullReader, Selector
-from haservice.broker.pull.scan import SCAN_ENTRIES_MAX, PullStatus, Scan
 from haservice.broker.pull.tag_filter import TagCodes
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.readable import Topics

@@ -26,7 +26,7 @@ from commitlog.kernel.records import parse_head
 from commitlog.queues.chosen import Chosen
 from commitlog.queues.consume_queue import PRE_BLANK_SIZE, Entry
 from haservice.broker.pull.plain_pulls import plain_load, plain_scan
-from haservice.broker.pull.scan import (
+from haservice.broker.pull.read_result import (
     CHUNK_ENTRIES,
     SCAN_ENTRIES,
     SCAN_ENTRIES_MAX,

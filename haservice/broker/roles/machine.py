@@ -8,8 +8,8 @@
              asks the candidate that it has pledged to what became of it
 
 One change is under way at a time, and it waits for one result.  So no append is let go while something is
-taken back or an epoch begins, and no two commands work on one log.  Looking is look.py, the changes of a
-master new_epoch.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries out the
+taken back or an epoch begins, and no two commands work on one log.  Checking is peer_checks.py, the changes of a
+master are in new_epoch.py and handover.py, those of a slave promotion.py.  Whoever runs the machine carries out the
 actions in their order and gives it each result: executor.py in a broker, a simulation on virtual time.
 """
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from haservice.broker.roles.actions import Ask, Refuse
 from haservice.broker.roles.handover import hand_over
-from haservice.broker.roles.look import Look, begin
 from haservice.broker.roles.new_epoch import Following, follow, forget, further_epoch, note_master
+from haservice.broker.roles.peer_checks import Look, begin
 from haservice.broker.roles.promotion import ask_after_pledge, empty, pledge, promote
 from haservice.broker.roles.state import (
     AHEAD_MAX,

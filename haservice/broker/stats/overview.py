@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.stats.traffic import Rate, Traffic
 from haservice.broker.topics.table import TopicTable

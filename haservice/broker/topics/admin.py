@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from haservice.bounds import QUEUES_MAX
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.topics.table import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError

@@ -1,7 +1,7 @@
 """The transaction check: the thread that asks producers about half messages, on masters only.
 
 Every transactionCheckInterval the thread makes one round of its `Walk` over the half queue, by the rules of
-transactions/walk.py.  It carries out the walk's decisions: it appends copies, and hands questions to the
+transactions/check_round.py.  It carries out the walk's decisions: it appends copies, and hands questions to the
 loop, which knows the producers' connections.
 
 The progress enters the table of consumer offsets, and with it the disk and the slaves, once the log up to
@@ -35,6 +35,15 @@ from commitlog.store import Store
 from haservice.broker.delay.redirect import restored
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
+from haservice.broker.transactions.check_round import (
+    Check,
+    CheckRound,
+    Discard,
+    Limits,
+    Op,
+    Step,
+    TransactionRules,
+)
 from haservice.broker.transactions.half_messages import (
     ENDED_TAG,
     GROUP,
@@ -45,7 +54,6 @@ from haservice.broker.transactions.half_messages import (
     discarded,
     number_of,
 )
-from haservice.broker.transactions.walk import Check, CheckRound, Discard, Limits, Op, Step, TransactionRules
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.transactions import CheckTransactionStateHeader
 

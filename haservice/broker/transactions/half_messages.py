@@ -4,7 +4,7 @@
     op queue      RMQ_SYS_TRANS_OP_HALF_TOPIC/0   one record for each that ended: tag `d`, and as its body the
                                                   half message's queue offset in decimal
 
-walk.py beside it decides when a half message is asked about again, or discarded.
+check_round.py beside it decides when a half message is asked about again, or discarded.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
 from haservice.replication.master.connection import HAConnection
-from haservice.replication.pace import Backoff
+from haservice.replication.rates_and_backoff import Backoff
 from haservice.replication.wire.protocol import MasterState
 from haservice.replication.wire.secure import SecureDoors
 from haservice.replication.wire.transport import PlainTransport, Transport

@@ -26,7 +26,7 @@ from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.incoming import RECEIVE_BYTES, Incoming, Loop
 from haservice.replication.master.outgoing import Outgoing, SourceLog
 from haservice.replication.master.progress import LogRange, Refusal, ReportRefused, SlaveProgress
-from haservice.replication.pace import Growth, RateMeter, silence_s
+from haservice.replication.rates_and_backoff import Growth, RateMeter, silence_s
 from haservice.replication.wire.greeting import (
     GreetingAnswer,
     GreetingOutcome,

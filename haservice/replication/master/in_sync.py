@@ -17,7 +17,7 @@ from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.outgoing import SourceLog
 from haservice.replication.master.progress import AckTable
-from haservice.replication.pace import Growth
+from haservice.replication.rates_and_backoff import Growth
 from haservice.replication.status import SlaveStatus
 from haservice.replication.wire.greeting import GreetedLog
 from haservice.replication.wire.protocol import MasterState

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from commitlog.disk.files import Buffer
 from commitlog.log.segment import Window
 from haservice.replication.master.progress import SlaveProgress
-from haservice.replication.pace import Growth, RateMeter
+from haservice.replication.rates_and_backoff import Growth, RateMeter
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
 from haservice.replication.wire.transport import Transport
 

@@ -27,7 +27,7 @@ from haservice.replication.master.in_sync import InSync, Log
 from haservice.replication.master.incoming import Loop
 from haservice.replication.master.progress import AckTable, slaves_needed
 from haservice.replication.master.read_mark import HighWaterMark
-from haservice.replication.pace import Growth
+from haservice.replication.rates_and_backoff import Growth
 from haservice.replication.service import HAThreads
 from haservice.replication.status import HAStatus
 from haservice.replication.wire.protocol import MasterState

@@ -19,7 +19,7 @@ from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
 from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
-from haservice.replication.pace import Backoff, RateMeter
+from haservice.replication.rates_and_backoff import Backoff, RateMeter
 from haservice.replication.slave.actions import (
     Action,
     Break,

@@ -27,7 +27,7 @@ from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.epochs import Step
-from haservice.replication.pace import Backoff, silence_s
+from haservice.replication.rates_and_backoff import Backoff, silence_s
 from haservice.replication.slave.actions import (
     Action,
     Break,

@@ -10,6 +10,7 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
@@ -21,7 +22,6 @@ from haservice.admin.commands.ha.role_steps import (
     refuse,
     yes_option,
 )
-from haservice.admin.commands.ha.roll_call import gather
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology, last_seen_text
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode

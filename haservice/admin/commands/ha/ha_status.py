@@ -20,7 +20,7 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
+from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard

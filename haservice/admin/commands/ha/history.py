@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.role_steps import name_option, refuse
-from haservice.admin.commands.ha.roll_call import gather
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Epoch
 from haservice.terminal.options import address, command, format_option, namesrv_option

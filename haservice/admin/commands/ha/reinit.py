@@ -9,6 +9,7 @@ from contextlib import suppress
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.ha.ask_brokers import ask, fetcher, gather
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -18,7 +19,6 @@ from haservice.admin.commands.ha.role_steps import (
     timeout_option,
     yes_option,
 )
-from haservice.admin.commands.ha.roll_call import ask, fetcher, gather
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.broker.roles.peer_repair import NoRecord, whole_records
 from haservice.deadline import Deadline

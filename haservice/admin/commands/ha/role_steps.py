@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha.roll_call import ask, gather, table_at
+from haservice.admin.commands.ha.ask_brokers import ask, gather, table_at
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.admin.commands.ha.topology_text import table_of
 from haservice.deadline import Deadline

@@ -8,7 +8,7 @@
 The broker with the newer epoch is ahead; of two with the same epoch, the one with the further log end.  An
 empty broker that began an epoch by itself is ahead of nobody.  If a master does not answer, what its slaves
 heard of its log's end counts; if only a nameserver has heard of an epoch, nobody knows its end.  Stock
-brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  Pure; roll_call.py
+brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  Pure; ask_brokers.py
 asks.
 """
 

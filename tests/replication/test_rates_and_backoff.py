@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from haservice.replication.pace import (
+from haservice.replication.rates_and_backoff import (
     HISTORY_POINTS_MAX,
     SILENCE_S_MIN,
     Backoff,

@@ -14,7 +14,7 @@ from haservice.configuration.properties import parse
 from haservice.configuration.security_settings import AclConfig
 from haservice.errors import ConfigError
 from haservice.nameserver import node as node_module
-from haservice.nameserver.changes import CHANGES
+from haservice.nameserver.change_rights import CHANGES
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.bodies.clients import ClusterInfo
 from haservice.remoting.client import BlockingClient

@@ -5,7 +5,7 @@ import pytest
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import SETTLED_S, KnownEpoch
 from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
-from haservice.nameserver.routes import RouteTable
+from haservice.nameserver.route_table import RouteTable
 from haservice.nameserver.topic_queues import QueuesOfTopic
 from haservice.remoting.bodies.clients import DataVersion
 

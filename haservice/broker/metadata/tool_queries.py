@@ -18,7 +18,7 @@ from collections.abc import Collection
 
 from commitlog.queues.consume_queue import Entry
 from haservice.broker.groups.consumers import ClientTable
-from haservice.broker.metadata.store_view import StoreQueues
+from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.pull.tag_filter import TagCodes, lets_through
 from haservice.broker.stats.traffic import Figures, Traffic

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.ha.ask_brokers import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.replicas import (
     has_all_acknowledged,
     heard_text,
@@ -43,7 +44,6 @@ from haservice.admin.commands.ha.role_steps import (
     wait_for_master,
     yes_option,
 )
-from haservice.admin.commands.ha.roll_call import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.topology import Count, Loss, Member, Topology, damage_text
 from haservice.admin.commands.ha.topology_text import bound_text, loss_text
 from haservice.broker.roles.rules import next_number

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from commitlog.log.log import wall_clock_ms
-from haservice.broker.metadata.store_view import Queue, StoreQueues
+from haservice.broker.metadata.store_queues import Queue, StoreQueues
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.stats.traffic import Traffic
 from haservice.broker.topics.table import OP_HALF_TOPIC, SCHEDULE_TOPIC, TopicTable

@@ -19,11 +19,11 @@ from typing import Protocol
 
 from commitlog.queues.readable_queue import stored_ms
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX
-from haservice.broker.metadata.store_view import UNKNOWN_MS
+from haservice.broker.metadata.store_queues import UNKNOWN_MS
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
 from haservice.broker.offsets.copies import OffsetCopies
+from haservice.broker.pull.read_result import Log, Queue
 from haservice.broker.pull.reader import PullReader
-from haservice.broker.pull.scan import Log, Queue
 from haservice.broker.topics.table import TOPIC_LENGTH_MAX
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
