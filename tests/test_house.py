@@ -397,6 +397,33 @@ def test_one_thing_has_one_name() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+# In prose, messages and comments it is one word, but for RocketMQ's own lines, which people and scripts look for.
+TWO_WORDS = re.compile(r"name\s+(?:#\s+)?server", re.IGNORECASE)
+LINES_OF_ROCKETMQ = (
+    "No topic route info in name server for the topic",
+    "The Name Server boot success",
+    " and name server is ",
+    "update name server config success!",
+    "] in name server[",
+)
+
+
+def test_the_nameserver_is_one_word() -> None:
+    """docs/glossary.md has it; a line break between the two words counts too."""
+    wrong = []
+    for path in written():
+        if path == Path(__file__):
+            continue
+        text = path.read_text()
+        for line in LINES_OF_ROCKETMQ:
+            text = text.replace(line, "-" * len(line))
+        wrong += [
+            f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}, now nameserver"
+            for found in TWO_WORDS.finditer(text)
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
 # Protocols that many consumers declare beside them, each with the part it uses of one thing: the commit log, its
 # consume queues, one of them, the index.
 SEAMS = {"Log", "Queues", "Queue", "Index"}

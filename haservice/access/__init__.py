@@ -1,1 +1,1 @@
-"""Access control for brokers and name servers: addresses, accounts, files, who sends a request."""
+"""Access control for brokers and nameservers: addresses, accounts, files, who sends a request."""

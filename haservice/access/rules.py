@@ -6,7 +6,7 @@
     4  the signature is not the account's                refused
     5  else                                              allowed what the account may do
 
-The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  The broker and the name server decide what
+The order and the remarks are RocketMQ 4.9's; a refusal is code 1.  The broker and the nameserver decide what
 a request needs of an account.
 """
 

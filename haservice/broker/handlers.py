@@ -123,7 +123,7 @@ class Parts:
     durability: Durability
     long_polling: LongPolling
     transaction_ends: Ends
-    # Done when the name servers know the present topics.
+    # Done when the nameservers know the present topics.
     told: Callable[[], Future[None]]
     live: LiveSettings[NodeConfig]
     roles: Roles

@@ -55,7 +55,7 @@ SWITCH_INTERVAL_S = 0.0005
 STOP_SECONDS = 15.0
 # How long a stop waits for proofs that are under way before it answers without them.
 PROOF_SECONDS = 1.0
-# How long a start waits for the name servers' first answers; the broker serves meanwhile.
+# How long a start waits for the nameservers' first answers; the broker serves meanwhile.
 FIRST_ROUND_SECONDS = 3.0
 TICK_SECONDS = 1.0
 EXPIRE_EVERY_TICKS = 10

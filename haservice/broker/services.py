@@ -170,7 +170,7 @@ def registration_of(
     master_wanted: Callable[[], bool],
     on_newer: Callable[[int, str], None],
 ) -> Registration:
-    """A master takes consumer offsets back from its slaves before a name server hears of it."""
+    """A master takes consumer offsets back from its slaves before a nameserver hears of it."""
     broker = config.broker
     on_reachable: Callable[[RemotingClient, str], Awaitable[None]] | None = None
     if not broker.role.is_slave:

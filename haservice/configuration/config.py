@@ -102,7 +102,7 @@ def load_tls(path: str | Path | None = None) -> TlsConfig:
 
 
 def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
-    """The configuration of a name server; all defaults without a file."""
+    """The configuration of a nameserver; all defaults without a file."""
     return nameserver_from(_read(path) if path is not None else Properties({}, "defaults"))
 
 

@@ -1,4 +1,4 @@
-"""Commented properties files that run as they are on one machine: a name server, a master, its slave.
+"""Commented properties files that run as they are on one machine: a nameserver, a master, its slave.
 
 They hold every key.  This module only says which keys they set, and why; all else is declared with the keys.
 """
@@ -162,7 +162,7 @@ _BIND = "0.0.0.0 to be reached from other machines; brokerIP1 and brokerIP2 then
 
 MASTER = Example(
     "broker-a.properties",
-    "broker-a, a master that runs on this machine as it is. Its name server is that of namesrv.properties, its "
+    "broker-a, a master that runs on this machine as it is. Its nameserver is that of namesrv.properties, its "
     "slave that of broker-a-s.properties.",
     "mqbroker --example master",
     BROKER_CLASSES,
@@ -186,12 +186,12 @@ SLAVE = Example(
         "brokerRole": "To make this broker the master after broker-a is lost, see docs/operations.md.",
         "bindAddress": _BIND,
         "haListenPort": "It is ready for the day this slave becomes the master.",
-        "haMasterAddress": "Set it, such as 127.0.0.1:10912, to do without a name server.",
+        "haMasterAddress": "Set it, such as 127.0.0.1:10912, to do without a nameserver.",
     },
 )
 NAMESERVER = Example(
     "namesrv.properties",
-    "A name server that runs on this machine as it is.",
+    "A nameserver that runs on this machine as it is.",
     "mqnamesrv --example",
     NAMESERVER_CLASSES,
     NAMESERVER_SECTIONS,

@@ -47,9 +47,9 @@ def generated() -> dict[str, str]:
 
 def _tables() -> dict[str, str]:
     tables = {}
-    for node, example in (("broker", MASTER), ("name server", NAMESERVER)):
+    for node, example in (("broker", MASTER), ("nameserver", NAMESERVER)):
         for section, keys in in_sections(example.sections, example.classes):
-            if (node, section) != ("name server", TLS):  # the same keys as a broker's
+            if (node, section) != ("nameserver", TLS):  # the same keys as a broker's
                 tables[f"{node}: {section.title}"] = _table(keys)
     return tables
 

@@ -1,4 +1,4 @@
-"""The keys that RocketMQ 4.9.8, or an earlier release, reads from broker and name server files, and that we
+"""The keys that RocketMQ 4.9.8, or an earlier release, reads from broker and nameserver files, and that we
 do not serve.
 
 Users bring the files they have.  A key found here gets a warning that it is not served, and is not

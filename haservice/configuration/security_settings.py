@@ -34,7 +34,7 @@ class AclConfig:
     )
     file: Path | None = ACCESS.key("aclFile", None, ANY, OURS, BY_HAND)(_PLAIN_ACL)
     credentials_file: Path | None = ACCESS.key("aclCredentialsFile", None, ANY, OURS, BY_HAND)(
-        "A YAML file with accessKey and secretKey, as tools.yml, which sign requests to name servers and "
+        "A YAML file with accessKey and secretKey, as tools.yml, which sign requests to nameservers and "
         "other brokers. Not set: they are not signed, and those white-list this broker."
     )
     follows_message: bool = ACCESS.key("aclFollowsMessage", True, ANY, OURS, BY_HAND)(
@@ -45,7 +45,7 @@ class AclConfig:
 
 @dataclass(frozen=True, slots=True)
 class NameserverAclConfig:
-    """Who may change what a name server knows.  Routes are readable to all in any case."""
+    """Who may change what a nameserver knows.  Routes are readable to all in any case."""
 
     enabled: bool = ACCESS.key("aclEnable", False, ANY, OURS, BY_HAND)(
         "Changes (registrations of brokers, values, permissions, topics, settings) are taken from admin "
@@ -100,7 +100,7 @@ class TlsConfig:
         "The roots of clients' certificates. Not set: the system's."
     )
     calls: bool = TLS.key("tls.enable", False, ANY, BY_HAND)(
-        "Calls to name servers and to the master use TLS, as in mode enforcing."
+        "Calls to nameservers and to the master use TLS, as in mode enforcing."
     )
     client_key: Path | None = TLS.key("tls.client.keyPath", None, ANY, BY_HAND)(
         "The private key to show a server that asks for a certificate."

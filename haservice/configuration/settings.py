@@ -1,4 +1,4 @@
-"""The settings of brokers and name servers: frozen dataclasses, each field declared with its key.
+"""The settings of brokers and nameservers: frozen dataclasses, each field declared with its key.
 
 commitlog.keys says how; the store's settings are in commitlog.options.LogOptions.
 haservice.configuration.config reads properties files into these classes.
@@ -136,7 +136,7 @@ class BrokerConfig:
     )
     namesrv_addrs: tuple[str, ...] = IDENTITY.key(
         "namesrvAddr", (), Values("host:port;…", check=texts.check_address, separator=";"), IMPORTANT, GUARDED
-    )("The name servers to register with. Not set: the environment variable NAMESRV_ADDR.")
+    )("The nameservers to register with. Not set: the environment variable NAMESRV_ADDR.")
     broker_ip1: str = ADDRESSES.key(
         "brokerIP1", local_address, Values(check=texts.told_address), IMPORTANT, GUARDED
     )("The address that clients are told. Not set: bindAddress if it is one address, else this machine's.")
@@ -145,9 +145,9 @@ class BrokerConfig:
     )
     register_period_ms: int = REGISTERING.key(
         "registerNameServerPeriod", 30000, Values("ms", held=(10_000, 60_000)), REGISTRATION
-    )("How often to register with the name servers.")
+    )("How often to register with the nameservers.")
     register_timeout_ms: int = REGISTERING.key("registerBrokerTimeoutMills", 6000, MS, REGISTRATION)(
-        "How long to wait for a name server's answer."
+        "How long to wait for a nameserver's answer."
     )
     permission: int = TOPICS.key(
         "brokerPermission", 6, Values(low=0, high=7), SENDS, PULLS, PERMISSION, REGISTRATION
@@ -279,7 +279,7 @@ class ReplicationConfig:
     )
     master_address: str | None = REPLICATION.key(
         "haMasterAddress", None, Values("host:port", check=texts.check_address), IMPORTANT, GUARDED
-    )("A slave's master. Not set: what the name server says.")
+    )("A slave's master. Not set: what the nameserver says.")
     slave_timeout_ms: int = REPLICATION.key("slaveTimeout", 3000, MS, SEND_WAITS)(
         "How long a SYNC_MASTER's send waits for a slave."
     )
@@ -325,8 +325,8 @@ class ReplicationConfig:
         "haSecureMaster looks for it. 0: nowhere."
     )
     secure_master: bool = REPLICATION_TLS.key("haSecureMaster", False, ANY, OURS, BY_HAND)(
-        "A slave follows over TLS only: at haMasterAddress, or at haSecurePort of the host that the name "
-        "server says."
+        "A slave follows over TLS only: at haMasterAddress, or at haSecurePort of the host that the "
+        "nameserver says."
     )
     secure_cert: Path | None = REPLICATION_TLS.key("haSecureCertPath", None, ANY, OURS, BY_HAND)(
         "This broker's certificate for replication, and those between it and its root, in PEM."
@@ -361,7 +361,7 @@ class RemotingConfig:
 
 @dataclass(frozen=True, slots=True)
 class NameserverConfig:
-    """What a name server needs."""
+    """What a nameserver needs."""
 
     bind_address: str = ADDRESSES.key("bindAddress", "0.0.0.0", Values(check=texts.address), OURS, GUARDED)(
         "The address that the port is opened on."
@@ -371,7 +371,7 @@ class NameserverConfig:
         "The file of the key-value configuration, written on every change."
     )
     config_store_path: Path = CHANGES.key("configStorePath", _namesrv_config_path, ANY, BY_HAND)(
-        "Where updateNamesrvConfig stores, when the name server was started without a file."
+        "Where updateNamesrvConfig stores, when the nameserver was started without a file."
     )
     config_black_list: tuple[str, ...] = CHANGES.key(
         "configBlackList", ("configBlackList", "configStorePath", "kvConfigPath"), KEY_LIST, BY_HAND
@@ -408,5 +408,5 @@ class NodeConfig:
 
     @property
     def ha_server_addr(self) -> str:
-        """What slaves are told, through the name server."""
+        """What slaves are told, through the nameserver."""
         return f"{self.broker.broker_ip2}:{self.replication.listen_port}"

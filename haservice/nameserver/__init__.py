@@ -1,1 +1,1 @@
-"""The name server: who is alive, and which broker has which topic."""
+"""The nameserver: who is alive, and which broker has which topic."""

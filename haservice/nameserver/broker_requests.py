@@ -1,4 +1,4 @@
-"""What brokers tell a name server: request → table → answer, in order for each connection.
+"""What brokers tell a nameserver: request → table → answer, in order for each connection.
 
 It runs on the loop's thread, which owns the table.  A table of fifty thousand topics is read and learned in steps of
 about half a millisecond, between which the loop answers others.  While it is learned for the first time, clients find

@@ -1,4 +1,4 @@
-"""ChangeRights: who may change what a name server knows.  Pure.
+"""ChangeRights: who may change what a nameserver knows.  Pure.
 
     aclEnable=false, changesAllowedFrom not set    everybody, as with RocketMQ's
     an address of changesAllowedFrom               everything, unsigned: stock brokers sign nothing
@@ -54,7 +54,7 @@ class ChangeRights:
         if any(pattern.matches(address) for pattern in self._allowed):
             return
         if self._files is None:
-            raise AclRefused(f"{address} may not change this name server (changesAllowedFrom)")
+            raise AclRefused(f"{address} may not change this nameserver (changesAllowedFrom)")
         account = self._files.rules.who(address, request)
         if account is not None:
             account.check_admin(int(request.code))

@@ -1,4 +1,4 @@
-"""Epochs: which epoch number counts at a name server, who told it, and for how long it counts.
+"""Epochs: which epoch number counts at a nameserver, who told it, and for how long it counts.
 
     claim     told by the master in the route: counts while a registered broker tells of it
     settled   counts from then on, whoever is registered: it keeps a deposed master out of the route while
@@ -7,7 +7,7 @@
 A claim is settled at once if its number is not lower than the settled one and its master is no stranger: it
 had registered under the name before, as a slave or as the master of a settled epoch, and has no other
 connection.  Any other claim is settled when it is told again after a minute in which no broker of the name
-told of an older epoch: a name server that was started after a promotion knows nobody.  A claim that is not
+told of an older epoch: a nameserver that was started after a promotion knows nobody.  A claim that is not
 settled is forgotten with the registrations that tell of it.
 
 Pure: times are seconds of one clock, handed in.

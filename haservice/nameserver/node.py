@@ -31,10 +31,10 @@ SCAN_INTERVAL_S = 10.0
 
 
 class NameserverNode:
-    """One name server.  `start` raises ConfigError if a port is taken or a file cannot be read as a table."""
+    """One nameserver.  `start` raises ConfigError if a port is taken or a file cannot be read as a table."""
 
     def __init__(self, config: NameserverConfig) -> None:
-        # Of a daemon's nodes; a name server never takes another role.
+        # Of a daemon's nodes; a nameserver never takes another role.
         self.on_restart: Callable[[], None] = lambda: None
         self._config = config
         kv = KvConfig(config.kv_config_path)
@@ -45,7 +45,7 @@ class NameserverNode:
         values = KvProcessors(kv, self._server.offload)
         self._acl = rules_files(config.acl, config.source)
         changes = ChangeRights(self._acl, allowed_of(config))
-        # A name server without a file of its own stores where RocketMQ's does.
+        # A nameserver without a file of its own stores where RocketMQ's does.
         live: LiveSettings[NameserverConfig] = LiveSettings(
             config,
             path=file_of(config.source) or config.config_store_path,
@@ -89,7 +89,7 @@ class NameserverNode:
     def start(self) -> None:
         self._server.start([self._listener])
         self._server.call_soon(self._scan_after, FIRST_SCAN_S)
-        logger.info("name server started addr=%s:%s", self._config.bind_address, self.port)
+        logger.info("nameserver started addr=%s:%s", self._config.bind_address, self.port)
         # The line that RocketMQ's users and scripts wait for.
         print("The Name Server boot success. serializeType=JSON", flush=True)
 

@@ -1,4 +1,4 @@
-"""What a name server answers: request → table → answer.
+"""What a nameserver answers: request → table → answer.
 
 It runs on the loop's thread, which owns the table.  Only changes of the key-value file run in the pool: they
 wait for the disk.

@@ -322,7 +322,7 @@ class RouteTable:
             )
         if told.addr not in self._live and len(self._live) >= self._brokers_max:
             raise _refused(
-                f"the name server is full: it knows {len(self._live)} brokers, {told.addr} is refused"
+                f"the nameserver is full: it knows {len(self._live)} brokers, {told.addr} is refused"
             )
         if told.broker_id != MASTER_ID:
             return
@@ -351,7 +351,7 @@ class RouteTable:
         entries = self._queues.entries
         if entries + new > self._queue_entries_max:
             raise _refused(
-                f"the name server is full: it knows {entries} topics of brokers, "
+                f"the nameserver is full: it knows {entries} topics of brokers, "
                 f"{new} more of {broker_name} are refused, the limit is {self._queue_entries_max}"
             )
 

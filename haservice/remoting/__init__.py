@@ -1,1 +1,1 @@
-"""Remoting: the wire that RocketMQ clients, name servers and tools speak."""
+"""Remoting: the wire that RocketMQ clients, nameservers and tools speak."""

@@ -146,7 +146,7 @@ def test_what_a_master_lacks_is_told_below_the_lines() -> None:
 
 
 def test_where_a_broker_is_not_registered_and_that_its_log_cannot_go_on_is_told_below_the_lines() -> None:
-    refused = "10.0.0.9:9876: answered code 1: the name server is full"
+    refused = "10.0.0.9:9876: answered code 1: the nameserver is full"
     no_room = "No space left on device; 4096 bytes of room are left in the last one"
     seen = replace(master(), not_registered=refused, next_segment_not_made=no_room)
     table = table_of([seen], NOW_MS)

@@ -42,7 +42,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A broker that was started with a file, and its name server."""
+    """A broker that was started with a file, and its nameserver."""
     names = NameserverNode(
         NameserverConfig(
             bind_address="127.0.0.1", listen_port=0, kv_config_path=tmp_path / "kv.json",

@@ -1,4 +1,4 @@
-"""Order topics: the name server's key-value table says which, brokers heed it."""
+"""Order topics: the nameserver's key-value table says which, brokers heed it."""
 
 from __future__ import annotations
 

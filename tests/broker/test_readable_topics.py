@@ -33,7 +33,7 @@ def test_a_topic_whose_master_died_before_it_could_be_copied_is_read_from_the_sl
     start: Callable[..., BrokerNode], client: BlockingClient
 ) -> None:
     master = start("a")
-    # Without a name server the slave never learns where to ask for topics.
+    # Without a nameserver the slave never learns where to ask for topics.
     slave = start(
         "a-s",
         role=BrokerRole.SLAVE,

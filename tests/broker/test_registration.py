@@ -385,7 +385,7 @@ def test_a_stranger_who_registers_and_leaves_leaves_no_trace(
 def test_an_answer_that_cannot_be_read_ends_no_thread(
     register: Callable[..., Registered], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """register would be gone, and with it the broker's route, once a name server says nonsense."""
+    """register would be gone, and with it the broker's route, once a nameserver says nonsense."""
     epochs = iter(["many", "7"])
 
     def answer(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -402,7 +402,7 @@ def test_an_answer_that_cannot_be_read_ends_no_thread(
 
 
 class Told(NamedTuple):
-    """A 103 as a name server got it."""
+    """A 103 as a nameserver got it."""
 
     bytes: int
     topics: set[str]
@@ -425,7 +425,7 @@ def told_of(request: RemotingCommand) -> Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
-    """What name servers that are started from now on are told, oldest first."""
+    """What nameservers that are started from now on are told, oldest first."""
     seen: list[Told] = []
     register = BrokerProcessors.register
 
@@ -473,7 +473,7 @@ def test_between_two_changes_a_name_server_of_ours_is_told_only_the_version(
 def test_topics_that_change_while_an_answer_is_awaited_are_told_together(
     register: Callable[..., Registered],
 ) -> None:
-    """A name server that answers when it may."""
+    """A nameserver that answers when it may."""
     seen: list[Told] = []
     answers: list[Future[None]] = []
 

@@ -76,18 +76,18 @@ def made(tmp_path: Path) -> Iterator[Callable[[Peers], RoleHands]]:
 
 
 def test_slaves_and_name_servers_are_told_of_a_new_epoch_at_once(made: Callable[[Peers], RoleHands]) -> None:
-    """Who takes over if this master dies now numbers its epoch above all that name servers have heard of."""
+    """Who takes over if this master dies now numbers its epoch above all that nameservers have heard of."""
     told: list[str] = []
     ha = SimpleNamespace(take_list=lambda: told.append("list"), regreet=lambda: told.append("slaves"))
     hands = dataclasses.replace(
         made(Words()),
         master=ha,  # type: ignore[arg-type]  # as much of it as is used
-        announce=lambda: told.append("name servers"),
+        announce=lambda: told.append("nameservers"),
     )
     hands.act(TakeList(regreet=False))
     assert told == ["list"]
     hands.act(TakeList(regreet=True))
-    assert told[1:] == ["list", "slaves", "name servers"]
+    assert told[1:] == ["list", "slaves", "nameservers"]
 
 
 # -- what became of a slave whose answer is lost ----------------------------------------------------

@@ -108,7 +108,7 @@ def test_a_known_replica_at_another_port_than_its_own_has_to_prove_it() -> None:
 
 
 def test_a_strangers_claim_of_a_newer_epoch_deposes_nobody() -> None:
-    """By a name server's word, or by a hello that names another port: who is there is asked, no more."""
+    """By a nameserver's word, or by a hello that names another port: who is there is asked, no more."""
     world = Driver(master(), Ask=Heard([NEWER])).tell(Hint(f"{OTHER}:10911"), Tick())
     assert world.did(Ask)[0].also == (f"{OTHER}:10911",)
     assert (world.turned, world.wrote, world.state.held) == (False, [], "")
@@ -873,12 +873,12 @@ def id_taken(me: str, file_id: int, heard: Heard) -> int:
 
 
 def test_two_old_masters_that_step_down_at_the_same_time_take_two_broker_ids() -> None:
-    """After two failovers soon after each other; the name server flipped between two brokers of one id."""
+    """After two failovers soon after each other; the nameserver flipped between two brokers of one id."""
     unheard = Heard([NEWER])
     assert id_taken("a", 0, unheard) != id_taken("b", 0, unheard)
     assert id_taken("a", 0, unheard) != id_taken("b", 1, unheard)
     assert id_taken("a", 1, unheard) != id_taken("b", 0, unheard)
-    # Each hears the other, who is a master still, for itself and for the name server.
+    # Each hears the other, who is a master still, for itself and for the nameserver.
     others = {one: peer(one, (1, 0, ME), role="SYNC_MASTER") for one in ("a", "b")}
     beside_b = Heard([NEWER, others["b"]], {0: "b:10911"})
     beside_a = Heard([NEWER, others["a"]], {0: "b:10911"})

@@ -2,7 +2,7 @@
 
     hub ── bridge ─┬─ veth ─ node 0     192.0.2.10
                    ├─ veth ─ node 1     192.0.2.11
-                   └ 192.0.2.1, where clients and the name server are
+                   └ 192.0.2.1, where clients and the nameserver are
 
 Needs root.  This kernel may have neither netfilter nor traffic classes that drop: packets of one host to
 another are lost by sending them to a card that nobody has, which is silent and one-way;

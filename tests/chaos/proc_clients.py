@@ -42,7 +42,7 @@ BODY_BYTES = (40, 700)
 GROUP = "CHAOS_CONSUMER"
 READER = "reader"
 READ_S = 20.0
-# A client that has just come, or whose name server is another one, may know of another master.
+# A client that has just come, or whose nameserver is another one, may know of another master.
 RESTLESS_S = 0.3
 _RETRIED = {
     ResponseCode.TOPIC_NOT_EXIST,
@@ -159,7 +159,7 @@ class History:
 
 
 class Route:
-    """Where the brokers are, as one name server has it; another one is asked when it does not answer."""
+    """Where the brokers are, as one nameserver has it; another one is asked when it does not answer."""
 
     def __init__(self, cluster: Cluster, first: int = 0) -> None:
         self.addrs: dict[int, str] = {}
@@ -207,7 +207,7 @@ class Traffic:
         self._cluster = cluster
         self._history = history
         self._route = Route(cluster)
-        # Where brokers or name servers may not hear each other, two kinds of clients ask different ones, and
+        # Where brokers or nameservers may not hear each other, two kinds of clients ask different ones, and
         # the second kind asks again and again while all is well.
         apart = cluster.shape.offices or cluster.shape.nameservers > 1
         self._restless = Route(cluster, 1) if apart else self._route

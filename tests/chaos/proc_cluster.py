@@ -1,8 +1,8 @@
-"""Real brokers of one name as processes, with a name server, whose links can be made to fail.
+"""Real brokers of one name as processes, with a nameserver, whose links can be made to fail.
 
     links "proxy"   all on loopback; a master's slaves come to it through its LinkProxy, and with several
-                    name servers each broker to each of them through one more
-    links "netns"   each broker a host of its own, see netns.py; so is each name server, if hosts are left
+                    nameservers each broker to each of them through one more
+    links "netns"   each broker a host of its own, see netns.py; so is each nameserver, if hosts are left
     disks           each store on a small file system of its own, see power_disk.py
     shim            flushes of the brokers can be made to fail, see flush_shim.py
 
@@ -77,7 +77,7 @@ class Shape(NamedTuple):
     """inSyncReplicas."""
     nameservers: int = 1
     offices: bool = False
-    """With links "netns": each name server is a host of its own, and who administers sits at the first."""
+    """With links "netns": each nameserver is a host of its own, and who administers sits at the first."""
     disks: bool = False
     shim: bool = False
     settings: tuple[tuple[str, str], ...] = ()
@@ -98,7 +98,7 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         words = [f"{self.brokers} brokers", self.role, self.flush, self.links]
         words += [f"inSyncReplicas {self.in_sync}"] if self.in_sync > 1 else []
-        words += [f"{self.nameservers} name servers"] if self.nameservers > 1 else []
+        words += [f"{self.nameservers} nameservers"] if self.nameservers > 1 else []
         words += ["disks of their own"] if self.disks else []
         return ", ".join([*words, *self.clients])
 
@@ -269,12 +269,12 @@ class Cluster:
         ]
         self.disks: list[Disk] = []
         self.name_links: dict[tuple[int, int], LinkProxy] = {}
-        """By the numbers of a broker and of a name server: the broker's way there."""
+        """By the numbers of a broker and of a nameserver: the broker's way there."""
         self.proxies: dict[str, LinkProxy] = {}
         self.client = RemotingClient(connect_timeout_s=1.0)
 
     def _namesrv_host(self, number: int, namesrv: NameServer) -> str:
-        """Where broker `number` finds the name server."""
+        """Where broker `number` finds the nameserver."""
         return f"127.0.1.{number + 1}" if self._links_names else namesrv.ip
 
     @property
@@ -447,7 +447,7 @@ class Cluster:
         return True
 
     async def namesrvs_agree(self) -> bool:
-        """Every name server names the one master."""
+        """Every nameserver names the one master."""
         said = await self.lineages()
         masters = {body.broker_addr for body in said.values() if body is not None and body.is_master}
         for namesrv in self.namesrvs:

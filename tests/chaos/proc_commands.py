@@ -1,4 +1,4 @@
-"""An operator at the first name server's host changes roles with mqadmin, while other things fail.
+"""An operator at the first nameserver's host changes roles with mqadmin, while other things fail.
 
     switchover by command          to the nearest slave
     failover by command            of a dead or frozen master, to the furthest slave that answers

@@ -115,7 +115,7 @@ KINDS: dict[str, Kind] = {
         ("switchover", "failover", "freeze slave", "restart master", "link delayed"),
     ),
     "name-servers": Kind(
-        "Name servers that are deaf, stale, empty or gone while roles change.",
+        "Nameservers that are deaf, stale, empty or gone while roles change.",
         _names,
         tuple(NAME_FAULTS),
         (*_ROLES, "restart slave", "kill master"),

@@ -1,11 +1,11 @@
-"""Several name servers that disagree, while masters change.
+"""Several nameservers that disagree, while masters change.
 
-    name server deaf        does not hear some brokers, or all; at times a role changes meanwhile
-    name server stale       stands still while a role changes, and then goes on with the old master
-    name server empty       killed, and started again with nothing
-    name servers gone       all but one, while a role changes
+    nameserver deaf        does not hear some brokers, or all; at times a role changes meanwhile
+    nameserver stale       stands still while a role changes, and then goes on with the old master
+    nameserver empty       killed, and started again with nothing
+    nameservers gone       all but one, while a role changes
 
-Brokers come to each name server through a proxy of their own (links "proxy").  Clients ask one that answers,
+Brokers come to each nameserver through a proxy of their own (links "proxy").  Clients ask one that answers,
 and stay with it.
 """
 
@@ -37,7 +37,7 @@ async def deaf(scene: Scene) -> None:
     namesrv = rng.choice(cluster.namesrvs)
     nodes = rng.sample(cluster.nodes, rng.randint(1, len(cluster.nodes)))
     cuts = rng.random() < 0.5
-    span = Span(scene, "name server deaf", f"{namesrv.name} to {' '.join(node.name for node in nodes)}")
+    span = Span(scene, "nameserver deaf", f"{namesrv.name} to {' '.join(node.name for node in nodes)}")
     for node in nodes:
         link = cluster.name_links[node.number, namesrv.number]
         if cuts:
@@ -54,7 +54,7 @@ async def deaf(scene: Scene) -> None:
 
 async def stale(scene: Scene) -> None:
     namesrv = scene.rng.choice(scene.cluster.namesrvs)
-    span = Span(scene, "name server stale", namesrv.name)
+    span = Span(scene, "nameserver stale", namesrv.name)
     namesrv.signal(signal.SIGSTOP)
     await _change_roles(scene)
     await asyncio.sleep(scene.seconds)
@@ -64,7 +64,7 @@ async def stale(scene: Scene) -> None:
 
 async def empty(scene: Scene) -> None:
     some = scene.rng.sample(scene.cluster.namesrvs, scene.rng.randint(1, len(scene.cluster.namesrvs)))
-    span = Span(scene, "name server empty", " ".join(one.name for one in some))
+    span = Span(scene, "nameserver empty", " ".join(one.name for one in some))
     for namesrv in some:
         namesrv.kill()
     await asyncio.sleep(scene.rng.choice([0, scene.seconds]))
@@ -76,7 +76,7 @@ async def empty(scene: Scene) -> None:
 async def gone(scene: Scene) -> None:
     left = scene.rng.choice(scene.cluster.namesrvs)
     some = [one for one in scene.cluster.namesrvs if one is not left]
-    span = Span(scene, "name servers gone", f"all but {left.name}")
+    span = Span(scene, "nameservers gone", f"all but {left.name}")
     for namesrv in some:
         namesrv.kill()
     await _change_roles(scene)
@@ -86,8 +86,8 @@ async def gone(scene: Scene) -> None:
 
 
 NAME_FAULTS: dict[str, Fault] = {
-    "name server deaf": deaf,
-    "name server stale": stale,
-    "name server empty": empty,
-    "name servers gone": gone,
+    "nameserver deaf": deaf,
+    "nameserver stale": stale,
+    "nameserver empty": empty,
+    "nameservers gone": gone,
 }

@@ -2,12 +2,12 @@
 
     partition               the master and its slaves lose each other
     one way lost            packets of one way only, between master and slaves
-    one way lost anywhere   between any two hosts, name servers included
+    one way lost anywhere   between any two hosts, nameservers included
     one way lossy           the same, but in bursts of some ms: about half of the packets
     unplugged, host slow    a host without any link, or with little of it
-    island                  some brokers on one side, the others, name servers and administrators on the other
+    island                  some brokers on one side, the others, nameservers and administrators on the other
 
-Hosts are numbered as in Hosts: brokers, then name servers if they are hosts.  Clients and the harness itself
+Hosts are numbered as in Hosts: brokers, then nameservers if they are hosts.  Clients and the harness itself
 are in the hub, and reach everyone.
 """
 
@@ -123,7 +123,7 @@ def isolate(cluster: Cluster, inside: Iterable[Node]) -> None:
 
 
 async def island(scene: Scene) -> None:
-    """{master, slave} without {slave, name servers}, or the master alone; nobody changes a role."""
+    """{master, slave} without {slave, nameservers}, or the master alone; nobody changes a role."""
     cluster, rng = scene.cluster, scene.rng
     master = await cluster.the_master()
     others = [node for node in cluster.nodes if node is not master]

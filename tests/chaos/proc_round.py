@@ -191,7 +191,7 @@ class Play:
         for one in further:
             with contextlib.suppress(NotSoInTime):  # the checker says what did not come
                 await cluster.until(one.settled, "all that is owed has come", OWED_S)
-        await cluster.until(cluster.namesrvs_agree, "the name servers agree", AGREED_S)
+        await cluster.until(cluster.namesrvs_agree, "the nameservers agree", AGREED_S)
         await cluster.until(cluster.is_caught_up, "every broker is level again", SETTLED_S)
         return level_s
 

@@ -336,7 +336,7 @@ class SlaveEnd:
     # -- what happens -------------------------------------------------------------------------------
 
     def look_up_master(self) -> None:
-        """The name server's word has come: another master is followed from now on, unless one is there."""
+        """The nameserver's word has come: another master is followed from now on, unless one is there."""
         if self.session.greeted_by:
             return
         master = self.node.world.master_of(self.node)

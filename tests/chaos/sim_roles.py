@@ -208,7 +208,7 @@ class RoleDriver:
             node.world.note("{} says: {}", node, action.text)
         elif isinstance(action, TakeList):
             node.take_list(regreet=action.regreet)
-            if action.regreet:  # name servers are told of a new epoch at once
+            if action.regreet:  # nameservers are told of a new epoch at once
                 node.after(0.0, node.world.announce, node)
         elif isinstance(action, SetMaster | LeaveMaster):
             if node.link is not None:

@@ -135,7 +135,7 @@ class World:
         self.events: list[history.Event] = []
         self.verdicts: list[Verdict] = []
         self.registered = ""
-        """The master by the name server's word."""
+        """The master by the nameserver's word."""
         self.registered_epoch = -1
         # Who told of that epoch first.
         self.registered_by = ""
@@ -227,7 +227,7 @@ class World:
         )
 
     def master_started(self, node: Node) -> None:
-        """It registers if it can; the name server keeps the newest epoch's master."""
+        """It registers if it can; the nameserver keeps the newest epoch's master."""
         self.put(self.level_of(node))
         last = node.lineage.state.lineage.last
         epoch = last.number if last is not None else -1
@@ -241,7 +241,7 @@ class World:
             self.register(node)
 
     def register(self, node: Node) -> None:
-        """As the name server takes it: a master of an older epoch is told of the newer one.
+        """As the nameserver takes it: a master of an older epoch is told of the newer one.
 
         Each epoch is settled at once there, for all are known to it: it counts while its master is away, too.  Of
         two of which neither is the newer one, the first keeps the route while it lives.
@@ -264,7 +264,7 @@ class World:
                     one.after(self.source.uniform(0.0, REGISTER_S), one.link.look_up_master)
 
     def announce(self, node: Node) -> None:
-        """A master registers again, if it reaches the name server."""
+        """A master registers again, if it reaches the nameserver."""
         if node.awake and not node.role.is_slave and not self.isolated(node):
             self.register(node)
 
@@ -275,7 +275,7 @@ class World:
         self.clock.after(REGISTER_S, self.registrations)
 
     def isolated(self, node: Node) -> bool:
-        """From the name server and the operator."""
+        """From the nameserver and the operator."""
         return not self.network.talk(node.name, "hub")
 
     def start_again(self, node: Node) -> None:

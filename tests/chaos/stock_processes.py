@@ -157,7 +157,7 @@ class StockNode(Node):
 
 
 class StockCluster(Cluster):
-    """Two stock brokers with a stock name server.  Who is the master, their files say."""
+    """Two stock brokers with a stock nameserver.  Who is the master, their files say."""
 
     def __init__(self, root: Path, shape: Shape) -> None:
         super().__init__(root, shape)

@@ -103,7 +103,7 @@ def test_a_failing_disk_and_a_stale_name_server_keep_the_promises_of_later_messa
 ) -> None:
     shape = Shape("SYNC_FLUSH", nameservers=2, disks=True, shim=True, settings=tuple(LATER.items()))
     shape = shape._replace(clients=(DELAYED, TRANSACTIONS))
-    steps = [("flushes of slave fail",), ("disk of slave read-only",), ("name server stale",)]
+    steps = [("flushes of slave fail",), ("disk of slave read-only",), ("nameserver stale",)]
     try:
         outcomes = play(tmp_path, shape, [steps], clients=[DelayedClients, TransactionClients])
     except (NoDisks, NoShim) as error:
@@ -144,7 +144,7 @@ def test_rounds_that_are_interrupted_leave_no_process_and_no_file(tmp_path: Path
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     played = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len(brokers()) > 2, "name server and brokers run")
+        wait_until(lambda: len(brokers()) > 2, "nameserver and brokers run")
         played.terminate()
         assert played.wait(60) == 128 + signal.SIGTERM
         assert brokers() == []

@@ -423,7 +423,7 @@ def test_a_promotion_of_a_switchover_that_was_given_up_comes_to_nothing(
 
 
 def test_an_old_master_stays_out_though_the_newer_one_is_gone(make_pair: MakePair, admin: Ask) -> None:
-    """The name server remembers, and names it to nobody; nobody proves that it is old, so it stays what it is.
+    """The nameserver remembers, and names it to nobody; nobody proves that it is old, so it stays what it is.
     An operator may choose it, in an epoch above all that were.
     """
     pair = make_pair("ASYNC_MASTER")

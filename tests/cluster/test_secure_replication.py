@@ -55,7 +55,7 @@ def start_master(pair: ScratchPair, admin: MQAdmin, **settings: str) -> None:
 
 
 def start_slave(pair: ScratchPair, **settings: str) -> None:
-    """It hears from the name server where its master is, and goes to the secure port there."""
+    """It hears from the nameserver where its master is, and goes to the secure port there."""
     own = {
         **of_the_cluster("broker-a-s"),
         "haSecureMaster": "true",

@@ -95,7 +95,7 @@ def test_a_topic_that_nobody_made_is_made_by_its_first_message_on_both(tmp_path:
         wait_until(lambda: is_caught_up(pair, admin), "the slave is in sync")
         sent = [message(number) for number in range(20)]
         assert {answer["status"] for answer in peer(pair, "send", "Unheard_of", lines=sent)} == {"OK"}
-        wait_until(lambda: "Unheard_of" in admin.topics(), "the name server knows the topic")
+        wait_until(lambda: "Unheard_of" in admin.topics(), "the nameserver knows the topic")
         assert as_sent(peer(pair, "pull", "Unheard_of")) == sent
         wait_until(lambda: "Unheard_of" in topics_of(admin, pair.slave_addr), "the slave has the topic")
         pair.processes["broker-a"].kill()

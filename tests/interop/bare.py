@@ -43,7 +43,7 @@ class BareBroker(Server):
 
 
 class BarePair:
-    """With a name server of ours that knows the topic; `with` starts and ends all of it."""
+    """With a nameserver of ours that knows the topic; `with` starts and ends all of it."""
 
     def __init__(self, program: Path, mode: str, directory: Path, topic: str, queues: int) -> None:
         self.nameserver = OurNameserver(directory)

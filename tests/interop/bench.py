@@ -107,7 +107,7 @@ class Clients:
 
 
 class Pair:
-    """A name server, a master and a slave of one kind, fresh; `with` starts and ends them."""
+    """A nameserver, a master and a slave of one kind, fresh; `with` starts and ends them."""
 
     def __init__(self, kind: str, mode: str, directory: Path, segment_bytes: int = 1 << 30) -> None:
         sizes = {**DEFAULT_SIZES, "mappedFileSizeCommitLog": segment_bytes}

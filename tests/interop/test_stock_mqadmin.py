@@ -1,4 +1,4 @@
-"""Stock mqadmin 4.9.8 against our name server and pair, with stock producers and consumers connected.
+"""Stock mqadmin 4.9.8 against our nameserver and pair, with stock producers and consumers connected.
 
 All commands run in the one warm JVM; what they print is read for what they did, and no command may print an
 exception unless the test is about its refusal.
@@ -324,7 +324,7 @@ def test_a_consumer_is_made_to_consume_one_message_now(traffic: Traffic, admin: 
     assert [one.body for one in traffic.consumer.received()[before:]] == [b"body 0"]
 
 
-# The name server
+# The nameserver
 
 
 def test_the_name_servers_values_and_configuration(

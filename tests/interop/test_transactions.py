@@ -44,7 +44,7 @@ def ours(start: Start, namesrv: Nameserver) -> Broker:
 
 
 def make_topic(java: JavaDriver, at: Broker, topic: str) -> None:
-    """At this broker only, for brokers of other tests are in the name server, too."""
+    """At this broker only, for brokers of other tests are in the nameserver, too."""
     assert "success" in java.mqadmin(at.namesrv, "updateTopic", "-b", at.addr, "-t", topic)
 
 

@@ -1,4 +1,4 @@
-"""Who may change what a name server knows: accounts and addresses, from outside."""
+"""Who may change what a nameserver knows: accounts and addresses, from outside."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ READS = {
 
 
 class Asked:
-    """A name server whose file says `text`, and a client that asks it."""
+    """A nameserver whose file says `text`, and a client that asks it."""
 
     def __init__(self, directory: Path, text: str) -> None:
         directory.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def test_without_accounts_addresses_may_be_allowed(start: Start, allowed: str, c
     asked = start(f"changesAllowedFrom={allowed}\n")
     answer = asked.ask(RequestCode.REGISTER_BROKER)
     assert answer.code == code, answer
-    assert ("127.0.0.1 may not change this name server (changesAllowedFrom)" in str(answer.remark)) == bool(
+    assert ("127.0.0.1 may not change this nameserver (changesAllowedFrom)" in str(answer.remark)) == bool(
         code
     )
     assert bool(asked.masters()) == (code == 0)

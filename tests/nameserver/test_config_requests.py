@@ -1,4 +1,4 @@
-"""A name server's configuration over the wire, and the lists of topics of units."""
+"""A nameserver's configuration over the wire, and the lists of topics of units."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from haservice.remoting.command import RemotingCommand
 
 
 class Asked:
-    """A name server, and a client that asks it."""
+    """A nameserver, and a client that asks it."""
 
     def __init__(self, config: NameserverConfig) -> None:
         self.node = NameserverNode(config)

@@ -1,4 +1,4 @@
-"""A real name server on a free port, asked over real sockets."""
+"""A real nameserver on a free port, asked over real sockets."""
 
 import json
 import socket
@@ -52,7 +52,7 @@ def node(tmp_path: Path) -> Iterator[NameserverNode]:
 
 
 class Peer:
-    """A client of one name server that has a connection of its own."""
+    """A client of one nameserver that has a connection of its own."""
 
     def __init__(self, port: int) -> None:
         self.addr = f"127.0.0.1:{port}"
@@ -273,7 +273,7 @@ def test_a_silent_broker_is_removed_and_hung_up_on(tmp_path: Path) -> None:
         assert server.connections == 1
         now[0] = 120.1
         server.call_soon(brokers.expire)
-        wait_until(lambda: server.connections == 0, "the name server hangs up")
+        wait_until(lambda: server.connections == 0, "the nameserver hangs up")
         assert routes.clusters() == {}
     finally:
         peer.client.close()
@@ -668,5 +668,5 @@ def test_too_many_topics_of_one_broker_are_refused_before_they_are_known(
     body = table(*(f"T{number}" for number in range(3_001))).encode()
     answer = peer.ask(RequestCode.REGISTER_BROKER, registration(0, body), body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "the name server is full" in (answer.remark or "")
+    assert "the nameserver is full" in (answer.remark or "")
     assert TopicList.decode(peer.ok(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body).topic_list == ()

@@ -436,7 +436,7 @@ def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, 
             table.register(master(addr=NEW_MASTER)._replace(epoch=10**7), "b")
         assert addrs(table) == ({"broker-a": {0: MASTER}} if lives else {})
         table.channel_closed("a")
-    # A thousand promotions that the name server missed are believed.
+    # A thousand promotions that the nameserver missed are believed.
     assert table.register(master(addr=NEW_MASTER)._replace(epoch=10**6), "b").newer is None
 
 

@@ -2,7 +2,7 @@
 
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
-    make_client   the client for name servers and the pair's other brokers; takes a callback for its end
+    make_client   the client for nameservers and the pair's other brokers; takes a callback for its end
     doors         how slaves connect to us, and how we connect to a master
 
 An error here ends the start.

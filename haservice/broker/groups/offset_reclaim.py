@@ -1,16 +1,16 @@
 """OffsetReclaim: a master that returns takes over the consumer offsets that its slaves hold.
 
-While it was away, consumers read from a slave and committed there.  Before the master registers at the name
-server, where consumers and slaves learn of it, it asks the slaves of its broker name:
+While it was away, consumers read from a slave and committed there.  Before the master registers at the nameserver,
+where consumers and slaves learn of it, it asks the slaves of its broker name:
 
-    106 GET_BROKER_CLUSTER_INFO             at the name server: who is there
+    106 GET_BROKER_CLUSTER_INFO             at the nameserver: who is there
     201 GET_ALL_SUBSCRIPTIONGROUP_CONFIG    at each slave: which groups it knows
     43  GET_ALL_CONSUMER_OFFSET             at each slave
 
 and takes the offsets that are further than its own.  A RocketMQ master does not ask; 10 s later its slaves
 overwrite what was committed to them, and the messages are consumed again.  Stock slaves answer the same.
 
-The master does not ask again after a name server was unreachable that still lists it: that name server sent
+The master does not ask again after a nameserver was unreachable that still lists it: that nameserver sent
 nobody to a slave, and offsets that were reset here meanwhile would move forward again.
 
 All of it has `PATIENCE_S`; a large table has as long for each of its parts, and all parts `PATIENCE_MAX_S`.
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 # For everything: a running slave answers in milliseconds.  A start waits no longer before it registers.
 PATIENCE_S = 2.0
 PATIENCE_MAX_S = 30.0
-# More than any pair has; of a name server that names more, the rest is ignored.
+# More than any pair has; of a nameserver that names more, the rest is ignored.
 SLAVES_MAX = 8
 
 
 class OffsetReclaim:
-    """Called by the registration, each time before it tells a name server of this broker anew."""
+    """Called by the registration, each time before it tells a nameserver of this broker anew."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class OffsetReclaim:
         self._end_of = end_of
         self._on_taken = on_taken
         self._patience_s = patience_s
-        # Name servers that have been asked since this process began.
+        # Nameservers that have been asked since this process began.
         self._asked: set[str] = set()
 
     async def run(self, client: RemotingClient, namesrv_addr: str) -> None:
@@ -89,7 +89,7 @@ class OffsetReclaim:
         except TimeoutError:
             logger.warning("consumer offsets not taken back reason=not all there in %g s", self._patience_s)
         except (RemotingError, ValueError) as error:
-            # The registration that follows logs an unreachable name server more loudly.
+            # The registration that follows logs an unreachable nameserver more loudly.
             logger.debug("slaves not known namesrv=%s reason=%s", namesrv_addr, error)
 
     async def _slaves(self, client: RemotingClient, namesrv_addr: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a broker keeps besides its log, and tells name servers, slaves and tools."""
+"""What a broker keeps besides its log, and tells nameservers, slaves and tools."""

@@ -1,6 +1,6 @@
-"""Registration: telling every name server that this broker is here, and learning who its master is.
+"""Registration: telling every nameserver that this broker is here, and learning who its master is.
 
-One follower per name server, all on the loop of the broker's client, each at its own pace:
+One follower per nameserver, all on the loop of the broker's client, each at its own pace:
 
     at start                  at once
     answered                  again after the period (30 s)
@@ -11,15 +11,15 @@ One follower per name server, all on the loop of the broker's client, each at it
 
 Before the broker registers where it is unknown, or may be forgotten, it awaits `on_reachable`.
 
-The connection stays open in between, for a name server takes its end as the broker's end.  The answers of
-several name servers may differ; the broker believes the first one, in the configuration's order, that names
+The connection stays open in between, for a nameserver takes its end as the broker's end.  The answers of
+several nameservers may differ; the broker believes the first one, in the configuration's order, that names
 a master.  If that one stops answering, the broker believes it until another one names a master, for silence
 says nothing about the master.  `stop` unregisters, so that no route names a broker that is gone.
 
 What it tells of the topics, and how, is in topics/told.py: a created topic costs the same with ten topics and with
 fifty thousand.
 
-A registration carries the number of this broker's last epoch, which a stock name server ignores.  Ours gives
+A registration carries the number of this broker's last epoch, which a stock nameserver ignores.  Ours gives
 an old master no route, and tells it who the newer one is.
 """
 
@@ -57,7 +57,7 @@ RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 5.0
 # A slave that knows no master, or has lost it, asks this often.
 MASTER_WANTED_S = 1.0
-# A master that a name server refuses a route asks this often.
+# A master that a nameserver refuses a route asks this often.
 REFUSED_S = 5.0
 UNREGISTER_TIMEOUT_S = 1.0
 
@@ -73,7 +73,7 @@ class Identity(NamedTuple):
 
 
 class MasterAddresses(NamedTuple):
-    """What a name server knows of a slave's master; None if there is none."""
+    """What a nameserver knows of a slave's master; None if there is none."""
 
     broker_addr: str | None
     ha_addr: str | None
@@ -100,11 +100,11 @@ class Registration:
         epoch: Callable[[], int | None] = lambda: None,
         on_newer: Callable[[int, str], None] = lambda epoch, addr: None,
     ) -> None:
-        """`on_master` gets a slave's master after each answer, and when a name server falls silent and
+        """`on_master` gets a slave's master after each answer, and when a nameserver falls silent and
         another one's word counts; `master_wanted` says that the slave has lost its master.  `on_reachable`
-        is awaited with a name server's address before the first registration there, and before the next one
+        is awaited with a nameserver's address before the first registration there, and before the next one
         after a failure; it bounds itself.  `epoch` is the number of the last epoch in our log; `on_newer`
-        gets a newer one that a name server knows, and its master's address.
+        gets a newer one that a nameserver knows, and its master's address.
         """
         self._identity = identity
         self._addrs = tuple(namesrv_addrs)
@@ -121,21 +121,21 @@ class Registration:
         self._on_reachable = on_reachable
         self._epoch = epoch
         self._on_newer = on_newer
-        # The last answer of each name server, without those that did not answer last time.
+        # The last answer of each nameserver, without those that did not answer last time.
         self._masters: dict[str, MasterAddresses] = {}
         self._believed = NO_MASTER
-        # Name servers that may still know this broker: it unregisters there when it stops.
+        # Nameservers that may still know this broker: it unregisters there when it stops.
         self._known_at: set[str] = set()
-        # Why the last try at a name server failed; a success removes it.
+        # Why the last try at a nameserver failed; a success removes it.
         self._failures: dict[str, str] = {}
         self._throttle = LogThrottle()
         self._attempted: set[str] = set()
-        # Set when every name server was tried once, with whatever result.
+        # Set when every nameserver was tried once, with whatever result.
         self.first_round = threading.Event()
         # Set when the task starts, for calls from other threads.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._announced: dict[str, asyncio.Event] = {}
-        # Who waits until name servers know the present topics, with the name servers still to be told.
+        # Who waits until nameservers know the present topics, with the nameservers still to be told.
         self._untold: list[tuple[set[str], Future[None]]] = []
 
     # For other threads
@@ -151,7 +151,7 @@ class Registration:
         self._post(self._mark_announced)
 
     def told(self) -> Future[None]:
-        """Done when each name server was told of the present topics, or could not be."""
+        """Done when each nameserver was told of the present topics, or could not be."""
         done: Future[None] = Future()
         if self._addrs:
             self._untold.append((set(self._addrs), done))
@@ -162,13 +162,13 @@ class Registration:
 
     @property
     def trouble(self) -> str:
-        """Which name servers do not have this broker's present registration, and why; "" if all do."""
+        """Which nameservers do not have this broker's present registration, and why; "" if all do."""
         return "; ".join(dict(self._failures).values())
 
     # On the loop
 
     async def run(self, client: RemotingClient) -> None:
-        """Runs until it is cancelled, and then unregisters.  Needs one name server at least."""
+        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least."""
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
@@ -181,7 +181,7 @@ class Registration:
             await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
-        """Keeps this broker registered at one name server while the task runs."""
+        """Keeps this broker registered at one nameserver while the task runs."""
         while True:
             retrying = AsyncRetrying(
                 # RequestError is an answer that cannot be read.
@@ -276,7 +276,7 @@ class Registration:
     def _heed_order_topics(self, addr: str, body: Body) -> None:
         """Takes the order topics from the answer's key-value table; without one, changes nothing.
 
-        If several name servers answer, the first in the configuration counts.  A slave takes its master's
+        If several nameservers answer, the first in the configuration counts.  A slave takes its master's
         topics as they are.
         """
         first = next(known for known in self._addrs if known in self._masters)
@@ -339,7 +339,7 @@ class Registration:
             logger.warning("not registered namesrv=%s reason=%s; trying on", addr, reason)
 
     def _disbelieve(self, addr: str) -> None:
-        """Drops a silent name server's word; the believed master stays unless another one names a master."""
+        """Drops a silent nameserver's word; the believed master stays unless another one names a master."""
         self._masters.pop(addr, None)
         master = self._named_master()
         if master.broker_addr is not None and master != self._believed:
@@ -365,7 +365,7 @@ class Registration:
 
 
 def _told(addr: str, answer: RemotingCommand) -> tuple[RegisterBrokerResponseHeader, NewerMasterHeader]:
-    """Decodes a name server's answer.  Raises AnswerError if it is malformed or implausible."""
+    """Decodes a nameserver's answer.  Raises AnswerError if it is malformed or implausible."""
     try:
         return RegisterBrokerResponseHeader.decode(answer.ext), NewerMasterHeader.decode(answer.ext)
     except RequestError as error:

@@ -59,5 +59,5 @@ def follow_settings(
             timeout_s=c.broker.register_timeout_ms / 1000,
         ),
     )
-    # With a new version, for name servers ignore a version that they know.
+    # With a new version, for nameservers ignore a version that they know.
     live.follow({PERMISSION}, lambda _: topics.renew_version())

@@ -140,7 +140,7 @@ class SlaveSync:
             return False
 
     def set_master_addr(self, addr: str | None) -> None:
-        """Sets the master to copy from; None, a name server's answer while there is no master, pauses."""
+        """Sets the master to copy from; None, a nameserver's answer while there is no master, pauses."""
         if addr == self._own_addr:
             addr = None
         if addr == self._master_addr:

@@ -81,7 +81,7 @@ class RoleEvents:
             self.put(Hint(hello.broker_addr))
 
     def told_of(self, epoch: int, addr: str) -> None:
-        """A name server speaks of a newer epoch: asks the broker there, and does nothing by its word."""
+        """A nameserver speaks of a newer epoch: asks the broker there, and does nothing by its word."""
         self.put(Hint(addr))
 
 

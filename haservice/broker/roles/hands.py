@@ -130,7 +130,7 @@ class RoleHands:
     # Tells a slave whom to follow: the master's address for clients, and for slaves.
     set_master: Callable[[str, str], None]
     turn: Callable[[str], None]
-    # Tells name servers of a new epoch at once.
+    # Tells nameservers of a new epoch at once.
     announce: Callable[[], None]
     describe: Callable[..., LineageBody]
     # Replication in the role in force; neither is set in a start, before anything of the broker runs.
@@ -193,7 +193,7 @@ class RoleHands:
         request = RemotingCommand.request(RequestCode.FOLLOW, action.header.encode())
         try:
             self.peers.call(action.addr, request, TELL_SECONDS)
-        except RemotingError as error:  # the slave hears of it from a name server
+        except RemotingError as error:  # the slave hears of it from a nameserver
             logger.debug("not told to follow addr=%s reason=%s", action.addr, error)
 
     # -- with a result ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What a master learns from its peers: a newer epoch, what it has lost, whom it promoted.  Pure.
 
 A newer epoch counts if the peer that tells of it is a replica that we know, at its known address, or if the
-peer has our own bytes (state.Prove).  A name server, or a stranger at the HA port, only tells where to ask.
+peer has our own bytes (state.Prove).  A nameserver, or a stranger at the HA port, only tells where to ask.
 """
 
 from __future__ import annotations

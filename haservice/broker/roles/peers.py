@@ -1,6 +1,6 @@
 """Peers: the other brokers of this broker's name, and what they say of their logs.
 
-    106 GET_BROKER_CLUSTER_INFO   at each name server: who is there
+    106 GET_BROKER_CLUSTER_INFO   at each nameserver: who is there
     40001 GET_LINEAGE             at each of them, and at the replicas that this broker remembers
 
 All at once, and no longer than `PATIENCE_S` together: who does not answer by then counts as unreachable.  A
@@ -37,7 +37,7 @@ ReadLog = Callable[[str, int, int], bytes]
 """(broker address, offset, size) → at most `size` bytes of its log from there.  Raises RemotingError."""
 
 PATIENCE_S = 1.0
-# How much of that name servers may take: meanwhile the remembered brokers are asked.
+# How much of that nameservers may take: meanwhile the remembered brokers are asked.
 NAMESRV_PATIENCE_S = 0.5
 READ_TIMEOUT_S = 5.0
 # More than any broker name has.
@@ -45,7 +45,7 @@ PEERS_MAX = 16
 
 
 class Heard(NamedTuple):
-    """Who answered, and which broker ids of this name belong to others, as the name servers say."""
+    """Who answered, and which broker ids of this name belong to others, as the nameservers say."""
 
     peers: Sequence[LineageBody] = ()
     taken_ids: dict[int, str] = {}  # noqa: RUF012 - never changed
@@ -62,7 +62,7 @@ class Peers:
         client: BlockingClient,
         remembered: Callable[[], Iterable[str]],
     ) -> None:
-        """`remembered` gives addresses to ask, whatever the name servers say."""
+        """`remembered` gives addresses to ask, whatever the nameservers say."""
         self._broker_name = broker_name
         self._own_addr = own_addr
         self._namesrv_addrs = tuple(namesrv_addrs)

@@ -133,7 +133,7 @@ def in_role(config: NodeConfig, role: RoleInForce) -> NodeConfig:
     """The configuration of a broker in this role.
 
     With a command, the file's haMasterAddress no longer counts, because it may name the replaced master.
-    Only without a name server does the master that the command named replace it.
+    Only without a nameserver does the master that the command named replace it.
     """
     if role.command is None:
         return config

@@ -194,9 +194,9 @@ class FollowedMaster:
             self._slave_sync.set_master_addr(master_addr)
 
     def master_found(self, master: MasterAddresses) -> None:
-        """What a name server said to a slave.  If it names none, the slave keeps its own, as in RocketMQ.
+        """What a nameserver said to a slave.  If it names none, the slave keeps its own, as in RocketMQ.
 
-        Ours: a slave does not leave a master of ours whose log is coming for a name server's word.  The
+        Ours: a slave does not leave a master of ours whose log is coming for a nameserver's word.  The
         master of a newer epoch tells its slaves to follow it, and a replaced master ends the link; a stranger
         does neither.
         """
@@ -205,7 +205,7 @@ class FollowedMaster:
         if here and master.broker_addr not in (None, here):
             if self._throttle.ready(master.broker_addr):
                 logger.warning(
-                    "a name server names another master, the present one is still followed named=%s master=%s",
+                    "a nameserver names another master, the present one is still followed named=%s master=%s",
                     *(master.broker_addr, here),
                 )
             master = MasterAddresses(here, None)
@@ -228,7 +228,7 @@ class RoleKeeper:
         turn: Callable[[str], None],
         announce: Callable[[], None],
     ) -> None:
-        """`turn` is called once the broker has to be stopped and started again, `announce` when name servers
+        """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
         have something to hear.
         """
         self.role = opened.role
@@ -298,7 +298,7 @@ def _nobody_asks_yet(_: RoleInForce | None = None) -> LineageBody:
 
 
 def _remembered(lineage: LineageFile) -> list[str]:
-    """Brokers to ask whatever the name servers say: replicas do not vanish because nobody registers them."""
+    """Brokers to ask whatever the nameservers say: replicas do not vanish because nobody registers them."""
     state = lineage.state
     return [*state.members.replicas.values(), *(one.broker_addr for one in state.replicas.values())]
 

@@ -37,7 +37,7 @@ SLAVE_REMARK = (
 )
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_PRIORITY = 8
-# How long the answer to a change waits for name servers.
+# How long the answer to a change waits for nameservers.
 TOLD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
@@ -63,7 +63,7 @@ class TopicProcessor:
         told: Callable[[], Future[None]],
         on_deleted: Callable[[str], None],
     ) -> None:
-        """`told` is done when the name servers know the present topics."""
+        """`told` is done when the nameservers know the present topics."""
         self._told = told
         self._on_deleted = on_deleted
         self._topics = topics
@@ -84,7 +84,7 @@ class TopicProcessor:
         }
 
     def update(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """17.  Answers when the table is on the disk and the name servers that answer soon know it."""
+        """17.  Answers when the table is on the disk and the nameservers that answer soon know it."""
         header = CreateTopicHeader.decode(request.ext)
         self._check_changeable(header.topic)
         for what, value, most in (

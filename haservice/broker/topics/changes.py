@@ -1,7 +1,7 @@
 """TopicChanges: which topics changed behind a mark, so that nobody who has a table needs all of it again.
 
 Each change has a number.  Whoever takes the table keeps the number of its last change as a mark, and asks later what
-came after it: a name server, the journal of topics.json.
+came after it: a nameserver, the journal of topics.json.
 
 Bound: KEPT_MAX topics; who is further behind takes the whole table.  Pure: its owner's lock guards it.
 """

@@ -2,7 +2,7 @@
 
 Reads need no lock: a topic is looked up in a dict whose values never change in place.  The loop, the work
 threads (admin requests) and the slave's sync thread make changes under one lock.  Every change raises the
-data version, which name servers and slaves compare for equality only.  Whoever has the table needs only what changed
+data version, which nameservers and slaves compare for equality only.  Whoever has the table needs only what changed
 since: TopicChanges.
 
 Names and limits: RocketMQ 4.9's `TopicValidator` (127 characters of `%|a-zA-Z0-9_-`).
@@ -236,7 +236,7 @@ class TopicTable:
         """
         with self._lock:
             known = self._table.get(topic.topic_name)
-            # A 4.9.8 broker ignores the request's `order`, which comes from the name server's KV table.
+            # A 4.9.8 broker ignores the request's `order`, which comes from the nameserver's KV table.
             if known is None:
                 self._add(dataclasses.replace(topic, order=False))
             else:
@@ -252,7 +252,7 @@ class TopicTable:
         self.on_change()
 
     def set_order_topics(self, ordered: Collection[str]) -> bool:
-        """Marks these topics, a name server's order topics, as ordered, and no others; True if that changed
+        """Marks these topics, a nameserver's order topics, as ordered, and no others; True if that changed
         anything.
         """
         with self._lock:
@@ -328,7 +328,7 @@ class TopicTable:
         self.on_change()
 
     def renew_version(self) -> None:
-        """Gives the same table a new version, so that name servers learn it anew."""
+        """Gives the same table a new version, so that nameservers learn it anew."""
         with self._lock:
             self._raise_version()
             self._changes.note_all()

@@ -1,17 +1,17 @@
-"""ToldTopics: what one name server knows of this broker's topics, and what to tell it next.
+"""ToldTopics: what one nameserver knows of this broker's topics, and what to tell it next.
 
     to whom                    at first, and over   topics changed          nothing changed
                                a new connection
-    a name server of ours      the whole table      the changes             no topics: their version is compared
-    a stock name server        the whole table      the changed topics (1)  the whole table
-    a slave, to any            no topics: name servers take them from masters only
+    a nameserver of ours      the whole table      the changes             no topics: their version is compared
+    a stock nameserver        the whole table      the changed topics (1)  the whole table
+    a slave, to any            no topics: nameservers take them from masters only
 
-A name server of ours answers with the version that it has.  If that is not the one that the changes lead to, it is
+A nameserver of ours answers with the version that it has.  If that is not the one that the changes lead to, it is
 told the whole table at once: after a lost change, after its restart, and when somebody else told it other topics.
 
 (1) As stock brokers do for `mqadmin updateTopic`.  They are sent with a version of their own, which no table has, so
 the next whole table is learned even if something went wrong.  They go only over the connection by which the whole
-table went: a name server that was restarted, or has dropped this broker, closed that.  A stock name server keeps a
+table went: a nameserver that was restarted, or has dropped this broker, closed that.  A stock nameserver keeps a
 deleted topic until it is told by 216, as from a stock broker.
 
 A table above a frame's size is compressed.  That form has no `topicSysFlag`; topics that have one are told again.
@@ -30,7 +30,7 @@ from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper
 from haservice.remoting.bodies.registration import compressible_parts, plain_parts
 from haservice.remoting.frame import FRAME_BYTES_MAX
 
-# A name server, a stock one too, closes the connection on a larger frame; the header needs some of it.
+# A nameserver, a stock one too, closes the connection on a larger frame; the header needs some of it.
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 64 * 1024
 COMPRESSION_LEVEL = 3
 # Topics with a flag that are told again at once.
@@ -38,18 +38,18 @@ FLAGGED_MAX = 5_000
 
 
 class Telling(NamedTuple):
-    """One registration: its body, and what the name server knows once it has taken it."""
+    """One registration: its body, and what the nameserver knows once it has taken it."""
 
     at: TableAt
     body: bytes
     compressed: bool = False
     base: str | None = None
-    """The version that a name server of ours must have; None: the whole table, or to a stock one."""
+    """The version that a nameserver of ours must have; None: the whole table, or to a stock one."""
     whole: bool = False
 
 
 class ToldTopics:
-    """Owned by the follower of one name server."""
+    """Owned by the follower of one nameserver."""
 
     def __init__(
         self, addr: str, topics: TopicTable, permission: Callable[[], int], *, is_slave: bool
@@ -148,7 +148,7 @@ class ToldTopics:
         if size > BODY_BYTES_MAX:
             raise RemotingError(
                 f"{self._addr}: the registration of {len(at.wrapper.topic_config_table)} topics has {size} bytes"
-                f" compressed, a name server takes {BODY_BYTES_MAX}: delete topics (maxTopics bounds them)"
+                f" compressed, a nameserver takes {BODY_BYTES_MAX}: delete topics (maxTopics bounds them)"
             )
         self._flagged = [
             name for name, topic in at.wrapper.topic_config_table.items() if topic.topic_sys_flag
@@ -167,7 +167,7 @@ def _without_topics(topics: TopicTable) -> TableAt:
 
 
 def _empty(at: TableAt) -> TableAt:
-    """Where a table ends: kept for each name server, without the table."""
+    """Where a table ends: kept for each nameserver, without the table."""
     return TableAt(at.mark, TopicConfigWrapper(at.wrapper.data_version))
 
 

@@ -378,7 +378,7 @@ class TopicHeader(ExtHeader):
     topic: str
 
 
-# The name server
+# The nameserver
 
 
 @dataclass(frozen=True, slots=True)

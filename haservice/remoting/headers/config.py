@@ -1,5 +1,5 @@
-"""Reads and changes the configuration of a running node: 25 and 26 of a broker, 318 and 319 of a name
-server.
+"""Reads and changes the configuration of a running node: 25 and 26 of a broker, 318 and 319 of a nameserver.
+
 
 The body is `key=value` lines both ways, UTF-8.  The remark of the answer to a change says what it did; its
 ext fields also name the keys that count from the next start on.

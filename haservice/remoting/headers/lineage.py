@@ -1,7 +1,7 @@
 """Our own requests about lineage and roles: ext fields of 40001 to 40008, and the bodies of their answers.
 
     40001 GET_LINEAGE   –                                            → LineageBody
-          at a name server: brokerName                               → NewestEpochBody
+          at a nameserver: brokerName                               → NewestEpochBody
     40002 READ_LOG      offset, size                                 → raw bytes of the log, logEnd
     40003 PROMOTE       role, expectedEnd, minEpoch, why             → LineageBody, as it will be
     40004 FOLLOW        masterAddr, haAddr, epoch, why               → LineageBody, as it will be
@@ -110,7 +110,7 @@ class ReinitHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class NewerMasterHeader(ExtHeader):
-    """In a name server's answer to 103, if it knows a newer master of that name."""
+    """In a nameserver's answer to 103, if it knows a newer master of that name."""
 
     newer_epoch: EpochNumber | None = None
     newer_master: str | None = None
@@ -129,7 +129,7 @@ class ToldTopicsHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class KnownTopicsHeader(ExtHeader):
-    """In the answer to such a 103: the version of the broker's topics that the name server has; "" if it does not
+    """In the answer to such a 103: the version of the broker's topics that the nameserver has; "" if it does not
     have them whole.
     """
 
@@ -253,7 +253,7 @@ class LineageBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class NewestEpochBody(JSONBody):
-    """A name server's answer to 40001: the newest epoch that a master of the name told it; -1 if none has
+    """A nameserver's answer to 40001: the newest epoch that a master of the name told it; -1 if none has
     since it was started.
     """
 

@@ -77,7 +77,7 @@ class RoleCommand:
     since_ms: int
     why: str
     ha_master: str = ""
-    """For a slave: the HA address of the master that it was told to follow; "" to ask the name server."""
+    """For a slave: the HA address of the master that it was told to follow; "" to ask the nameserver."""
 
 
 @dataclass(frozen=True, slots=True)

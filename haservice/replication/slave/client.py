@@ -48,7 +48,7 @@ from haservice.replication.wire.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-NO_MASTER = "no master known: no name server has named one, and haMasterAddress is not set"
+NO_MASTER = "no master known: no nameserver has named one, and haMasterAddress is not set"
 
 
 class HAClient:
@@ -120,7 +120,7 @@ class HAClient:
         return self._session.greeted_by
 
     def set_master_address(self, address: str | None) -> None:
-        """Follows `address` from now on; a link to another one is cut.  None changes nothing: a name server
+        """Follows `address` from now on; a link to another one is cut.  None changes nothing: a nameserver
         that has lost the master for a while does not take it from us.  Raises ValueError."""
         if address is None:
             return

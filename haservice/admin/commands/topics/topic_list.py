@@ -169,7 +169,7 @@ def topic_route(namesrv: tuple[str, ...], topic: str, as_list: bool, output_form
 
 
 def masters_first(route: TopicRouteData) -> TopicRouteData:
-    """The route with each broker's addresses in order of id, as Java's maps print them; a name server
+    """The route with each broker's addresses in order of id, as Java's maps print them; a nameserver
     gives them in order of registration.  Pure.
     """
     datas = [
