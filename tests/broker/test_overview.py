@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from haservice.broker.node import BrokerNode
-from haservice.broker.stats.room import Room
+from haservice.broker.stats.budget import CounterBudget
 from haservice.remoting.bodies.admin import BrokerStatsData, ConsumerConnection, ConsumeStats
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
@@ -117,8 +117,8 @@ def test_what_has_no_counter_is_told_where_it_is_missing(
 ) -> None:
     node = start()
     fill(client, node, 1)
-    monkeypatch.setattr(Room, "counter", lambda room, key, messages: None)
-    node.stats.traffic._room.left_out = 3
+    monkeypatch.setattr(CounterBudget, "counter", lambda budget, key, messages: None)
+    node.stats.traffic._budget.left_out = 3
     body = TopicsOverview.decode(ask(client, node, RequestCode.GET_TOPICS_OVERVIEW).body)
     assert "3 messages of 0 or more topics and groups were not counted" in body.left_out
     answer = ask(

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from haservice.broker.stats.room import COUNTER_BYTES, WAITING_BYTES, WAITING_MAX, Room
+from haservice.broker.stats.budget import COUNTER_BYTES, WAITING_BYTES, WAITING_MAX, CounterBudget
 from haservice.broker.stats.traffic import FED_MAX, FRESH_MAX, Traffic
 from haservice.broker.stats.windows import Counter
 
@@ -155,7 +155,7 @@ def test_the_memory_of_counters_is_bounded() -> None:
     finally:
         tracemalloc.stop()
     assert 1600 <= len(traffic) <= 1700
-    waiting = traffic._room.waiting + traffic._queue_room.waiting
+    waiting = traffic._budget.waiting + traffic._queue_budget.waiting
     assert taken <= sum(bounds) - (2 * WAITING_MAX - waiting) * WAITING_BYTES
 
 
@@ -227,7 +227,7 @@ def test_a_second_looks_at_a_bounded_number_of_counters(monkeypatch: pytest.Monk
     gone: list[tuple[str, int]] = []
     clock = Clock()
     given: list[tuple[str, int]] = []
-    room = Room[tuple[str, int]](
+    budget = CounterBudget[tuple[str, int]](
         room_for(1000),
         on_given=lambda key, _: given.append(key),
         on_gone=gone.append,
@@ -235,11 +235,11 @@ def test_a_second_looks_at_a_bounded_number_of_counters(monkeypatch: pytest.Monk
         chance=random.Random(1),
     )
     number = 0
-    while room.counter(("T", number), 1) is not None:
+    while budget.counter(("T", number), 1) is not None:
         number += 1
     for other in range(2 * WAITING_MAX):
-        room.counter(("U", other), 5)
-    assert room.waiting == WAITING_MAX
+        budget.counter(("U", other), 5)
+    assert budget.waiting == WAITING_MAX
     looked = 0
     within = Counter.within
 
@@ -250,14 +250,14 @@ def test_a_second_looks_at_a_bounded_number_of_counters(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Counter, "within", counted)
     given.clear()
-    room.review()
+    budget.review()
     assert len(given) == 50
     assert looked <= 50 * 17
-    assert room.waiting == WAITING_MAX - 50
-    assert len(gone) == 50 == room.replaced
+    assert budget.waiting == WAITING_MAX - 50
+    assert len(gone) == 50 == budget.replaced
     clock.now_s += 3601
-    room.review()
-    assert room.waiting == 0  # what waited for an hour waits anew
+    budget.review()
+    assert budget.waiting == 0  # what waited for an hour waits anew
 
 
 def test_what_is_counted_reaches_the_counters_before_it_is_much() -> None:

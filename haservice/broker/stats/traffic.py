@@ -10,7 +10,7 @@ The names and keys are those of RocketMQ's BrokerStatsManager, and so is what co
 counts for SCHEDULE_TOPIC_XXXX when it is stored.  When it is delivered, it counts as got by SCHEDULE_CONSUMER
 and as put for its topic.  RocketMQ counts only the queues of SCHEDULE_TOPIC_XXXX; here all queues are counted.
 
-The memory of the counters is bounded (room.py): one room is for topics and groups, a smaller one for queues.
+The memory of the counters is bounded (budget.py): one budget is for topics and groups, a smaller one for queues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from haservice.broker.stats.room import Room
+from haservice.broker.stats.budget import CounterBudget
 from haservice.broker.stats.windows import DAY, HOUR, MINUTE, SLOT_S, Counter, Sum
 from haservice.broker.topics.table import SCHEDULE_TOPIC
 
@@ -80,8 +80,8 @@ class Traffic:
         self._monotonic = monotonic
         self._slot = int(monotonic()) // SLOT_S
         self._trees: dict[str, Tree] = {PUTS: {}, GETS: {}, RETURNS: {}}
-        self._room, self._queue_room = (
-            Room[Key](most, on_given=self._place, on_gone=self._remove, monotonic=monotonic)
+        self._budget, self._queue_budget = (
+            CounterBudget[Key](most, on_given=self._place, on_gone=self._remove, monotonic=monotonic)
             for most in (bytes_max, queues_bytes_max)
         )
         # Of the broker: what was counted; and counters, which learn of it once a second.
@@ -144,8 +144,8 @@ class Traffic:
     def turn(self) -> None:
         """Once a second: tells the counters the time."""
         self._settle(FED_MAX)
-        for room in (self._room, self._queue_room):
-            room.review()
+        for budget in (self._budget, self._queue_budget):
+            budget.review()
         self._slot = int(self._monotonic()) // SLOT_S
 
     def settle(self) -> None:
@@ -193,7 +193,7 @@ class Traffic:
         self._count((GETS, topic, group, queue_id), messages, size_bytes, times, millis)
 
     def _count(self, key: Key, messages: int, size_bytes: int, times: int, millis: int = 0) -> None:
-        counter = self._find(*key) or self._room_of(key).counter(key, messages)
+        counter = self._find(*key) or self._budget_of(key).counter(key, messages)
         if counter is not None:
             counter.add(self._slot, messages, size_bytes, times, millis)
 
@@ -215,20 +215,20 @@ class Traffic:
     def _forget(self, kind: str, topic: str, group: str, queues: dict[int, Counter]) -> None:
         for queue_id in list(queues):
             key = kind, topic, group, queue_id
-            self._room_of(key).leave(key)
+            self._budget_of(key).leave(key)
             self._remove(key)
 
     def __len__(self) -> int:
-        return len(self._room) + len(self._queue_room)
+        return len(self._budget) + len(self._queue_budget)
 
     @property
     def left_out(self) -> str:
         """Says what has no counters; "" if everything has."""
         said = [
-            f"{room.left_out} messages of {room.waiting} or more {what} were not counted: "
-            f"there are {len(room)} counters; {room.replaced} gave way to busier ones"
-            for what, room in (("topics and groups", self._room), ("queues", self._queue_room))
-            if room.left_out
+            f"{budget.left_out} messages of {budget.waiting} or more {what} were not counted: "
+            f"there are {len(budget)} counters; {budget.replaced} gave way to busier ones"
+            for what, budget in (("topics and groups", self._budget), ("queues", self._queue_budget))
+            if budget.left_out
         ]
         return "; ".join(said)
 
@@ -295,8 +295,8 @@ class Traffic:
         queues = self._trees[kind].get(topic, {}).get(group)
         return queues.get(queue_id) if queues is not None and queue_id is not None else None
 
-    def _room_of(self, key: Key) -> Room[Key]:
-        return self._room if key[3] == ALL_QUEUES else self._queue_room
+    def _budget_of(self, key: Key) -> CounterBudget[Key]:
+        return self._budget if key[3] == ALL_QUEUES else self._queue_budget
 
     def _place(self, key: Key, counter: Counter) -> None:
         kind, topic, group, queue_id = key

@@ -1,6 +1,6 @@
-"""Room: the memory that statistics may take, and which counters stay when it is full.
+"""CounterBudget: the memory that statistics may take, and which counters stay when it is full.
 
-    a new key ──▶ a counter, while there is room
+    a new key ──▶ a counter, while it is not spent
               └─▶ waits, and its messages are counted as left out
                      │ once a second the busiest that wait meet some counters, chosen at random
                      ▼
@@ -45,7 +45,7 @@ class _Kept(NamedTuple, Generic[Key]):
         return self.counter.within(HOUR, now_s).messages + (self.before if young else 0)
 
 
-class Room(Generic[Key]):
+class CounterBudget(Generic[Key]):
     """Calls `on_given` with each counter that is made, and `on_gone` when one has given way to another."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Room(Generic[Key]):
         return len(self._waiting)
 
     def counter(self, key: Key, messages: int) -> Counter | None:
-        """A new counter for `key`; None if there is no room, and `messages` are left out."""
+        """A new counter for `key`; None if the budget is spent, and `messages` are left out."""
         if self._bytes + _bytes_of(key) <= self._bytes_max:
             return self._enter(key, self._waiting.pop(key, 0))
         self.left_out += messages
@@ -109,15 +109,15 @@ class Room(Generic[Key]):
             return
         now_s = self._monotonic()
         for key, messages in heapq.nlargest(CANDIDATES, self._waiting.items(), key=lambda item: item[1]):
-            if self._make_room(key, messages, now_s):
+            if self._free_bytes(key, messages, now_s):
                 del self._waiting[key]
                 self._enter(key, messages)
         if now_s - self._waiting_since_s > HOUR_S:
             self._waiting.clear()
             self._waiting_since_s = now_s
 
-    def _make_room(self, key: Key, messages: int, now_s: float) -> bool:
-        """Lets counters go that are less busy, until `key` has room; False if all it meets are busier."""
+    def _free_bytes(self, key: Key, messages: int, now_s: float) -> bool:
+        """Lets counters go that are less busy, until `key` has its bytes; False if all it meets are busier."""
         while self._bytes + _bytes_of(key) > self._bytes_max:
             if not self._kept:
                 return False
