@@ -405,6 +405,7 @@ LINES_OF_ROCKETMQ = (
     " and name server is ",
     "update name server config success!",
     "] in name server[",
+    "where it said `name server`",  # the changelog
 )
 
 

@@ -38,7 +38,7 @@ class AclConfig:
         "other brokers. Not set: they are not signed, and those white-list this broker."
     )
     follows_message: bool = ACCESS.key("aclFollowsMessage", True, ANY, OURS, BY_HAND)(
-        "A message is shown by its id, given back, and its transaction ended, only by who may read or send "
+        "A message is shown by its id, sent back, and its transaction ended, only by who may read or send "
         "its topic. false: any account may, as with RocketMQ's brokers."
     )
 

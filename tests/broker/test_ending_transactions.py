@@ -344,7 +344,7 @@ def test_who_comes_later_is_asked_later(start: Starter) -> None:
         assert decode_properties(message.properties)[CHECK_TIMES] == "2"
 
 
-def test_what_was_asked_too_often_is_given_up_and_can_be_resumed(start: Starter) -> None:
+def test_what_was_asked_too_often_is_discarded_and_can_be_resumed(start: Starter) -> None:
     node = start(broker={"transaction_check_max": 2})
     with TransactionPeer(node) as peer:
         peer.send_half(body=b"b")
@@ -354,13 +354,13 @@ def test_what_was_asked_too_often_is_given_up_and_can_be_resumed(start: Starter)
         check(node)
         for _ in range(2):
             peer.question()
-        (given_up,) = messages_of(node, CHECK_MAX_TIME_TOPIC)
-        assert given_up.body == b"b"
+        (discarded,) = messages_of(node, CHECK_MAX_TIME_TOPIC)
+        assert discarded.body == b"b"
         assert node.topics.get(CHECK_MAX_TIME_TOPIC) is not None
         check(node)
         assert peer.request(RequestCode.GET_BROKER_RUNTIME_INFO).code == 0
         assert peer.asked == []
-        resume = ResumeCheckHalfMessageHeader(given_up.message_id).encode()
+        resume = ResumeCheckHalfMessageHeader(discarded.message_id).encode()
         assert peer.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, resume).code == 0
         check(node)
         header, message = peer.question()
@@ -543,7 +543,7 @@ def test_an_end_waits_for_the_slave_but_is_no_failure_without_it(
         assert time.monotonic() - began >= 0.25
 
 
-def test_a_message_that_belongs_nowhere_is_given_up(start: Starter, client: BlockingClient) -> None:
+def test_a_message_that_belongs_nowhere_is_discarded(start: Starter, client: BlockingClient) -> None:
     """No sender can do that; a damaged property can."""
     node = start()
     node.store.log.append(NewMessage(HALF_TOPIC, 0, b"b", b"PGROUP\x01P", born_timestamp_ms=1))

@@ -1,4 +1,4 @@
-"""Permissions follow the message: by its id, given back, or as the end of its transaction; from outside."""
+"""Permissions follow the message: by its id, sent back, or as the end of its transaction; from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries and delays through whole brokers: what consumers give back, and where it comes out."""
+"""Retries and delays through whole brokers: what consumers send back, and where it comes out."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_what_is_no_message_cannot_come_back(
     assert said in (answer.remark or "")
 
 
-def test_who_may_not_give_back_is_told_why(start: Callable[..., BrokerNode], client: BlockingClient) -> None:
+def test_who_may_not_send_back_is_told_why(start: Callable[..., BrokerNode], client: BlockingClient) -> None:
     node = start(broker={"auto_create_subscription_group": False})
     offset = sent(client, node)
     assert send_back(client, node, offset).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

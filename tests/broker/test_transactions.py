@@ -392,7 +392,7 @@ def test_a_round_ends_in_time(store: Store) -> None:
 def test_what_becomes_of_an_open_message_in_place(
     store: Store, row: tuple[str, Half, list[tuple[str, int]], int]
 ) -> None:
-    """Only what is given up, or is gone, is passed; the others stay where they are."""
+    """Only what is discarded, or is gone, is passed; the others stay where they are."""
     _, half, steps, passed = row
     store.put(half)
     walk = store.walk(limits=Limits())
@@ -421,7 +421,7 @@ def test_open_messages_are_asked_about_again_and_not_written_again(store: Store)
     assert (walk.progress(), walk.frontier) == ((0, 0), 100)
 
 
-def test_a_message_in_place_is_given_up_after_as_many_questions_as_a_copy(store: Store) -> None:
+def test_a_message_in_place_is_discarded_after_as_many_questions_as_a_copy(store: Store) -> None:
     store.put(Half(properties={CHECK_TIMES: "12"}))
     walk = store.walk(limits=Limits())
     texts = []
@@ -579,9 +579,9 @@ def test_an_op_record_names_the_half_message() -> None:
 
 def test_a_resumed_message_is_a_new_one(store: Store) -> None:
     store.put(Half(properties={CHECK_TIMES: "15", ORIGINAL: "7"}))
-    given_up = store.halves[0]
-    assert given_up is not None
-    again = decode_properties(resumed(given_up).properties)
+    discarded = store.halves[0]
+    assert discarded is not None
+    again = decode_properties(resumed(discarded).properties)
     assert again[CHECK_TIMES] == "0"
     assert ORIGINAL not in again
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.cluster, requires_stock, pytest.ma
 
 Start = Callable[..., None]
 
-# Nobody is given up while brokers change.
+# Nobody's message is discarded while brokers change.
 QUICK_CHECKS = {"transactionCheckInterval": 1000, "transactionTimeOut": 1000, "transactionCheckMax": 1000}
 LIMITED_CHECKS = {**QUICK_CHECKS, "transactionCheckMax": 3}
 NO_CHECKS = {"transactionCheckInterval": 3_600_000}
@@ -72,9 +72,9 @@ def test_what_becomes_of_a_message_is_its_producers_decision(
     consumer = java.push(namesrv, "decided-group", "Decided")
     wait_until(lambda: len(consumer.bodies()) >= len(wanted), "what was committed is consumed")
 
-    given_up = java.push(namesrv, "given-up-group", "TRANS_CHECK_MAX_TIME_TOPIC")
-    wait_until(lambda: given_up.bodies() == [b"never"], "what nobody decides is given up")
-    assert given_up.received()[0].properties["REAL_TOPIC"] == "Decided"
+    discarded = java.push(namesrv, "given-up-group", "TRANS_CHECK_MAX_TIME_TOPIC")
+    wait_until(lambda: discarded.bodies() == [b"never"], "what nobody decides is discarded")
+    assert discarded.received()[0].properties["REAL_TOPIC"] == "Decided"
     assert sorted(consumer.bodies()) == wanted, "each once, and nothing else"
 
     checks = [(one.body, one.answer) for one in producer.checks()]

@@ -1,7 +1,7 @@
 """MessageRights: what an account may do with one message; only the message itself says that.
 
     33 a message by its id         SUB on its topic
-    36 a message is given back     SUB on its topic, beside SUB on the group
+    36 a message is sent back      SUB on its topic, beside SUB on the group
     37 a transaction is ended      PUB on its topic; and the half message is this account's own, or the
                                    connection has named the producer group in a heartbeat
 

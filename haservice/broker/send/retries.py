@@ -3,8 +3,8 @@
     %RETRY%group   delayed, until the same group tries it again
     %DLQ%group     once it was tried as often as it may be, or the consumer wants no more tries
 
-A message comes to this decision in two ways: the consumer gives it back (send_back.py), or sends it to the
-retry topic itself (admission.py), which is how Java clients do it if giving back fails.
+A message comes to this decision in two ways: the consumer sends it back (send_back.py), or sends it to the
+retry topic itself (admission.py), which is how Java clients do it if sending back fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""36 CONSUMER_SEND_MSG_BACK: a consumer gives back a message that it could not consume.
+"""36 CONSUMER_SEND_MSG_BACK: a consumer sends back a message that it could not consume.
 
     record at the offset ─▶ %RETRY%group, after the delay of its level ─▶ the same group consumes it again
                         └─▶ %DLQ%group, once it was tried as often as it may be, or the consumer says so

@@ -227,7 +227,7 @@ class TransactionCheck:
     def _discard(self, step: Discard) -> None:
         half = step.half
         logger.error(
-            "half message given up, moved to %s half_offset=%d id=%s reason=%s",
+            "half message discarded, moved to %s half_offset=%d id=%s reason=%s",
             CHECK_MAX_TIME_TOPIC,
             half.queue_offset,
             half.message_id,

@@ -1,4 +1,4 @@
-"""Ending transactions: 37 from producers, 39 to them, and 323 for messages that were given up.
+"""Ending transactions: 37 from producers, 39 to them, and 323 for messages that were discarded.
 
     37 commit     half message ─▶ final record in the real topic ─▶ op record
     37 rollback   half message ─────────────────────────────────▶ op record

@@ -1,7 +1,7 @@
 """AsyncPushConsumer and PushConsumer: messages go to a callback as they come.
 
     pulls (reader.py) ─▶ concurrently or orderly (concurrent.py, orderly.py) ─▶ the callback (handler.py)
-       ▲                        └─ what is not consumed comes again (give_back.py)
+       ▲                        └─ what is not consumed comes again (send_back.py)
     own queues, by rebalance (group.py); offsets (offsets.py, local_offsets.py)
 
 A callback that returns has consumed its message; one that raises has not, see handler.py.  The first class is
@@ -21,9 +21,9 @@ from commitlog.log.log import wall_clock_ms
 from haservice.client.blocking import CLOSE_S, BlockingFace
 from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.callback.concurrent import Concurrent
-from haservice.client.consumer.callback.give_back import MAX_RECONSUME_TIMES, GiveBack
 from haservice.client.consumer.callback.handler import DEAD_LETTER, ConsumeOutcome, Handler
 from haservice.client.consumer.callback.orderly import Orderly
+from haservice.client.consumer.callback.send_back import MAX_RECONSUME_TIMES, SendBack
 from haservice.client.consumer.callback.traces import encode
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import GroupMember, GroupMembership
@@ -244,7 +244,7 @@ class AsyncPushConsumer:
 
     def _concurrent(self) -> Concurrent:
         consuming = self.consuming
-        back = GiveBack(self._calls, self._max_reconsume_times())
+        back = SendBack(self._calls, self._max_reconsume_times())
         return Concurrent(
             self._handler,
             None if consuming.broadcasting else back.again,
@@ -255,7 +255,7 @@ class AsyncPushConsumer:
 
     def _orderly(self) -> Orderly:
         consuming = self.consuming
-        back = GiveBack(self._calls, self._max_reconsume_times())
+        back = SendBack(self._calls, self._max_reconsume_times())
 
         async def dead_letter(message: Received) -> bool:
             return await back.copy(message, DEAD_LETTER)

@@ -1,4 +1,4 @@
-"""The header of 36: a consumer gives back a message that it could not consume."""
+"""The header of 36: a consumer sends back a message that it could not consume."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Concurrent: workers hand messages of all queues to the callback as they come, each worker one at a time.
 
-A worker takes a piece of a pull, calls the callback, and gives back what was not consumed.  While few
+A worker takes a piece of a pull, calls the callback, and sends back what was not consumed.  While few
 messages wait, a piece is one call of the callback; the more wait, the more calls a thread gets at once.
 """
 
@@ -18,13 +18,13 @@ from haservice.client.message import Received
 
 logger = logging.getLogger(__name__)
 
-# A message that could not be given back is consumed here again after this time.
+# A message that could not be sent back is consumed here again after this time.
 AGAIN_S = 5.0
 # A thread gets at most this many calls of the callback at once.
 CALLS_MAX = 32
 
 # (message, delay level) → whether a broker has taken the message.
-GiveBackOne = Callable[[Received, int], Awaitable[bool]]
+SendBackOne = Callable[[Received, int], Awaitable[bool]]
 # Called after each call of the callback: with its topic, and its outcome.
 Note = Callable[[str, ConsumeOutcome[Received]], None]
 
@@ -49,18 +49,18 @@ class Concurrent:
     def __init__(
         self,
         handler: Handler[Received],
-        give_back: GiveBackOne | None,
+        send_back: SendBackOne | None,
         note: Note,
         *,
         workers: int,
         batch_max: int,
     ) -> None:
-        """Without `give_back` (broadcasting), messages that were not consumed are logged and dropped.
+        """Without `send_back` (broadcasting), messages that were not consumed are logged and dropped.
 
         `note` is called after each call of the callback.
         """
         self._handler = handler
-        self._give_back = give_back
+        self._send_back = send_back
         self._note = note
         self._batch_max = batch_max
         self._count = workers
@@ -143,12 +143,12 @@ class Concurrent:
 
     async def _failed(self, piece: _Piece, outcome: ConsumeOutcome[Received]) -> list[Received]:
         """Gives failed messages back; returns those that need no more work here."""
-        if self._give_back is None:
+        if self._send_back is None:
             log_failure(piece.reader, outcome, "broadcasting: not given again")
             return list(outcome.failed)
         log_failure(piece.reader, outcome, "given again later")
         taken = await asyncio.gather(
-            *(self._give_back(message, outcome.delay_level) for message in outcome.failed)
+            *(self._send_back(message, outcome.delay_level) for message in outcome.failed)
         )
         kept = [tried(message) for message, off in zip(outcome.failed, taken, strict=True) if not off]
         if kept:

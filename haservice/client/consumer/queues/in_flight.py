@@ -78,7 +78,7 @@ class InFlight(Generic[M]):
         return new
 
     def remove(self, messages: Iterable[M]) -> None:
-        """These messages are consumed, or given back.  Ignores those that are not in flight (any more)."""
+        """These messages are consumed, or sent back.  Ignores those that are not in flight (any more)."""
         for message in messages:
             if self._messages.pop(message.queue_offset, None) is not None:
                 self.bytes -= message.store_bytes

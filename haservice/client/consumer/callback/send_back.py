@@ -1,4 +1,4 @@
-"""GiveBack: hands a message that was not consumed to the brokers.
+"""SendBack: sends a message that was not consumed back to the brokers.
 
     36 to the master the message came from      it comes again from the retry topic, later each time
     ├─ the master is unreachable or refuses: a copy is sent to the retry topic, of any master
@@ -27,7 +27,7 @@ MAX_RECONSUME_TIMES = 16
 FIRST_DELAY_LEVEL = 3
 
 
-class GiveBack:
+class SendBack:
     """Gives messages back for one consumer."""
 
     def __init__(self, calls: GroupCalls, max_reconsume_times: int = MAX_RECONSUME_TIMES) -> None:
