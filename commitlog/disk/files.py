@@ -1,4 +1,4 @@
-"""The file seam: the few operations a store needs of a disk, so that tests can pass in one that fails.
+"""File operations: the few a store needs of a disk, in one place, so that tests can pass in some that fail.
 
 Offsets and sizes are bytes.  A write is whole or raises OSError; nobody knows how much of a failed one
 reached the file.  Nothing here retries.

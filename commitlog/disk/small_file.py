@@ -1,4 +1,4 @@
-"""Small files that are read and replaced whole, over the file seam.
+"""Small files that are read and replaced whole, by the operations of files.py.
 
 A replacement writes `<file>.tmp`, syncs it, renames it, and syncs its name.  So a power cut leaves the old
 file or the new one, never an empty one or half of each.

@@ -1,4 +1,4 @@
-"""A disk in memory that loses what real ones lose: all of the store's file seam, and states after a crash.
+"""A disk in memory that loses what real ones lose: all of the store's file operations, and states after a crash.
 
     file        bytes in the page cache | bytes on the disk           fdatasync makes them one
     directory   names as processes see them | names on the disk       sync_directory makes them one
@@ -386,7 +386,7 @@ class _NoLock:
 @contextmanager
 def in_memory() -> Iterator[None]:
     """While it lasts a Store may be opened on a MemoryDisk: its lock is the one thing that it asks of the
-    system past its file seam.  A lock ends with its process, and a crash leaves nothing of it.
+    system past its file operations.  A lock ends with its process, and a crash leaves nothing of it.
     """
     lock = commitlog.store.StoreLock
     commitlog.store.StoreLock = _NoLock  # type: ignore[misc,assignment]

@@ -26,7 +26,7 @@ from haservice.admin.commands.ha.replicas import (
     unlisted_notes,
     unsafe,
     way_out,
-    way_past_hearsay,
+    way_past_unheard_epoch,
 )
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
@@ -108,7 +108,7 @@ def switchover(
         before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
         report.show("before", before)
         master, target = switchover_pair(before, to)
-        check_hearsay(before, master)
+        check_unheard_epoch(before, master)
         chosen = "its nearest slave" if target is None else shown_addr(target.addr)
         kept = nothing_is_lost(before, master, target)
         report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  {kept}")
@@ -197,7 +197,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
     return master, target
 
 
-def check_hearsay(topology: Topology, master: Member) -> None:
+def check_unheard_epoch(topology: Topology, master: Member) -> None:
     """Raises click.ClickException if only a nameserver knows an epoch that the switchover's is not above.
 
     A switchover asks for no pledges, so it begins the next epoch after its master's.
@@ -205,7 +205,7 @@ def check_hearsay(topology: Topology, master: Member) -> None:
     begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
     if topology.unheard_epoch and topology.last_epoch >= begins:
         command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
-        lines = (topology.unheard_epoch, *way_past_hearsay(topology, master, command))
+        lines = (topology.unheard_epoch, *way_past_unheard_epoch(topology, master, command))
         raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
 
 
@@ -324,7 +324,7 @@ def failover(
             if reasons and not force:
                 help = way_out(before, candidate) if why_not else []
                 if before.unheard_epoch:
-                    help += way_past_hearsay(before, candidate)
+                    help += way_past_unheard_epoch(before, candidate)
                 if not before.unheard_epoch or len(reasons) > 1:
                     help.append(f"--force does it all the same{_better(before, candidate)}")
                 raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
@@ -460,7 +460,7 @@ def promote(
     if topology.unheard_epoch:
         epoch, addr = topology.registered
         why += f", forced above epoch {epoch} of {addr}, of which only a nameserver had heard"
-        loss = topology.loss(candidate.addr, hearsay=False)
+        loss = topology.loss(candidate.addr, answering_only=True)
     if loss.size != 0:
         why += ", losing an unknown amount" if loss.size is None else f", losing {loss.size} bytes"
     if unsafe(topology, candidate) and (silent := unheard(topology, candidate)):

@@ -156,10 +156,10 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
     return lines
 
 
-def way_past_hearsay(topology: Topology, candidate: Member, command: str = "") -> list[str]:
+def way_past_unheard_epoch(topology: Topology, candidate: Member, command: str = "") -> list[str]:
     """What helps if only a nameserver knows an epoch, a line each; `command` begins one above it."""
     epoch, addr = topology.registered
-    size = topology.loss(candidate.addr, hearsay=False).size
+    size = topology.loss(candidate.addr, answering_only=True).size
     cost = "an unknown amount" if size is None else human_bytes(size) if size else "nothing"
     which = f"{command} --force" if command else "--force"
     return [

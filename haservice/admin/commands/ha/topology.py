@@ -323,8 +323,8 @@ class Topology:
             return one.state
         return f"waits for {shown_addr(one.master_addr)}{one.lacking}"
 
-    def loss(self, addr: str, *, hearsay: bool = True) -> Loss:
-        """What is lost if the broker at `addr` becomes the master; without `hearsay`, only of the logs of
+    def loss(self, addr: str, *, answering_only: bool = False) -> Loss:
+        """What is lost if the broker at `addr` becomes the master; with `answering_only`, only of the logs of
         brokers that answer, whatever a nameserver was told.
         """
         candidate = self.member(addr)
@@ -332,7 +332,7 @@ class Topology:
             return Loss(addr, unknown="it does not answer")
         if candidate.log is None or candidate not in self.ours:
             return Loss(addr, unknown="it keeps no lineage of this log")
-        unknown = self.unheard_epoch if hearsay else ""
+        unknown = "" if answering_only else self.unheard_epoch
         answering = {one.replica_id for one in self.ours}
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
         if candidate.held and unheard and not unknown:

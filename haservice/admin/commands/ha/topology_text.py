@@ -70,7 +70,7 @@ def loss_text(loss: Loss, counted: Count) -> str:
 
 
 def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
-    """Says in a sentence or two that the end of the log is hearsay; "" if it is not.
+    """Says in a sentence or two that slaves only heard of the end of the log; "" if the master told it.
 
     `acknowledged`: the candidate still has all acknowledged messages.
     """
