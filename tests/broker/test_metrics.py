@@ -144,8 +144,8 @@ def test_what_is_refused_is_counted_by_reason_and_why_now_by_its_origin() -> Non
         next_segment_not_made="no space",
     )
     text = text_of(facts)
-    assert value_of(text, "haservice_writes_refused", by="log") == 1
-    assert value_of(text, "haservice_writes_refused", by="role") == 0
+    assert value_of(text, "haservice_writes_refused", cause="log") == 1
+    assert value_of(text, "haservice_writes_refused", cause="role") == 0
     assert value_of(text, "haservice_sends_refused_total", reason="system_busy") == 3
     assert value_of(text, "haservice_sends_unproven_total", status="flush_slave_timeout") == 4
     assert value_of(text, "haservice_damaged_ranges") == 1
@@ -294,7 +294,7 @@ def test_a_master_that_refuses_writes_is_no_master_to_a_load_balancer(start: Sta
     found = get(int(addr.rpartition(":")[2]), "/master")
     assert found.status == 503
     assert b"refuses writes: a test holds it" in found.body
-    assert value_of(scrape(node), "haservice_writes_refused", by="log") == 1
+    assert value_of(scrape(node), "haservice_writes_refused", cause="log") == 1
     assert pages(node)["/healthz"] == 200
 
 

@@ -161,7 +161,7 @@ def _link(out: Exposition, status: HAStatus) -> None:
 
 
 def _trouble(out: Exposition, facts: BrokerFacts) -> None:
-    for by, reason in (
+    for cause, reason in (
         ("role", facts.refusals.role),
         ("log", facts.refusals.log),
         ("health", facts.refusals.health),
@@ -170,7 +170,7 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
             "haservice_writes_refused",
             "1 while a master refuses writes: for its role, its log (disk, fence), or a failed thread.",
             int(bool(reason)),
-            by=by,
+            cause=cause,
         )
     for reason, count in facts.traffic.refused.items():
         out.counter("haservice_sends_refused_total", "Sends answered with an error.", count, reason=reason)
