@@ -115,6 +115,11 @@ class MonitoringServer:
         return await self._answer(request.path), request.method != "HEAD"
 
 
+def check_addr(addr: str, source: str) -> None:
+    """Raises ConfigError for an address that a server could not get now."""
+    _bind(addr, source).close()
+
+
 def _bind(addr: str, source: str) -> socket.socket:
     host, _, port = addr.rpartition(":")
     try:
@@ -132,6 +137,6 @@ def _bind(addr: str, source: str) -> socket.socket:
             raise
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = "the port is taken" if taken else getattr(error, "strerror", None) or str(error)
-        raise ConfigError(source, 0, KEY, reason, addr) from None
+        reason = "the port is already taken" if taken else f"cannot listen there: {error}"
+        raise ConfigError(source, 0, KEY, reason, addr) from error
     return sock

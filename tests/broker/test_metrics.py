@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from haservice.admin.daemons import said_of
 from haservice.broker.metrics import collect
 from haservice.broker.metrics.facts import (
     BrokerFacts,
@@ -22,6 +24,7 @@ from haservice.broker.metrics.families import buckets, exposition_of, lack_of
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole
 from haservice.devtools.pair import free_port_block
+from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import VERSION, RemotingCommand
@@ -339,6 +342,14 @@ def test_topics_beyond_the_bound_are_counted_as_left_out(
     few = replace(collector, topics_max=500, queues_max=0).text()
     assert value_of(few, "haservice_metrics_left_out", family="rocketmq_messages_in") is None
     assert b"rocketmq_messages_in_total{" not in few
+
+
+def test_a_taken_monitoring_port_is_named_with_its_key(start: Start) -> None:
+    """And as what may pass: a broker that restarts in its process tries again."""
+    node = monitored(start)
+    with pytest.raises(ConfigError, match=r"metricsListenAddr=.*already taken") as refused:
+        start("b", metrics_addr=node.config.remoting.metrics_addr)
+    assert said_of(refused.value, errno.EADDRINUSE)
 
 
 def test_without_the_key_there_is_no_port_and_no_thread(start: Start) -> None:

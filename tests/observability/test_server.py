@@ -188,5 +188,7 @@ def test_a_collection_that_fails_says_why(opened: Open) -> None:
 
 def test_a_taken_port_is_named_with_its_key(opened: Open) -> None:
     server = opened()
-    with pytest.raises(ConfigError, match=rf"metricsListenAddr=127.0.0.1:{server.port}: the port is taken"):
+    with pytest.raises(
+        ConfigError, match=rf"metricsListenAddr=127.0.0.1:{server.port}: the port is already taken"
+    ):
         MonitoringServer(f"127.0.0.1:{server.port}", Pages(lambda: b"", {}).answer, source="f.properties")
