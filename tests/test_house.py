@@ -20,6 +20,7 @@ LAYERS = {
     "commitlog": 1,
     "haservice": 2,
     "haservice.remoting": 3,
+    "haservice.observability": 3,
     "haservice.access": 3,
     "haservice.replication": 3,
     "haservice.broker": 4,
@@ -34,6 +35,8 @@ LAYERS = {
 STRANGERS = [
     {"haservice.remoting", "haservice.replication"},
     {"haservice.access", "haservice.replication"},
+    {"haservice.observability", "haservice.replication"},
+    {"haservice.observability", "haservice.access"},
     {"haservice.broker", "haservice.nameserver"},
     {"haservice.client", "haservice.broker"},
     {"haservice.client", "haservice.nameserver"},
@@ -71,6 +74,7 @@ LIBRARIES = {
     "orjson": ("haservice",),
     "tenacity": ("haservice",),
     "uvloop": ("haservice.remoting",),
+    "prometheus_client": ("haservice.observability",),
 }
 
 # Methods that Spark calls on a source of ours.

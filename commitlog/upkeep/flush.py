@@ -23,6 +23,7 @@ from commitlog.log.log import CommitLog
 from commitlog.log.waiters import OffsetWaiters, Signal
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.recovery.checkpoint import Checkpoint
+from commitlog.upkeep.durations import Durations
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Flusher(Generic[T]):
         self.on_flushed: Callable[[], None] | None = None
         self.at_work = threading.Lock()
         """Held during a pass.  Take it to keep the next pass from starting."""
+        self.durations = Durations()
+        """How long each flush took that made something durable."""
         self._log = log
         self._flushed = log.flushed  # as of the last pass; other threads flush, too
         self._queues = queues
@@ -187,6 +190,7 @@ class Flusher(Generic[T]):
         # Read before the flush: what the queues hold now lies below the end that is flushed.
         written_ms = self._queues.written_ms
         end = self._log.end
+        began_s = time.monotonic()
         try:
             flushed = self._log.flush(least_pages)
         except LogNotWritable as error:
@@ -206,6 +210,7 @@ class Flusher(Generic[T]):
             done = self._waiters.advance(flushed)
         self._hand_over(done, ok=True)
         if flushed != self._flushed:
+            self.durations.add(time.monotonic() - began_s)
             self._flushed = flushed
             if self.on_flushed is not None:
                 self.on_flushed()

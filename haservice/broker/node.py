@@ -9,6 +9,7 @@
     log services    log-flush, log-dispatch, …   the store
     replication     ha-…                         the log
     clients' ports  remoting-loop, remoting-work everything above
+    monitoring      metrics-http                 metricsListenAddr; all parts, which it only reads
     persistence     broker-persist               the tables
     repair          log-repair                   the store; the peers
     samples         ha-samples                   replication; the store
@@ -36,6 +37,7 @@ from haservice.broker.acl.security import security_of
 from haservice.broker.assembly import BrokerParts, Opened, assemble
 from haservice.broker.health import Health
 from haservice.broker.metadata.tables import Tables
+from haservice.broker.metrics.port import open_monitoring
 from haservice.broker.roles.startup import RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
@@ -217,6 +219,8 @@ class BrokerNode:
         parts.ha.start()
         running.add("clients' ports", parts.server.stop)
         parts.server.start(parts.listeners)
+        if (monitoring := open_monitoring(parts, self.health)) is not None:
+            running.add("monitoring", monitoring.stop)
         running.add("sends", lambda deadline: self._stop_sends(parts, deadline))
         parts.server.call_soon(self._tick, parts)
         running.run("broker-persist", parts.tables.persistence)

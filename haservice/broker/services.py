@@ -22,6 +22,7 @@ from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.errors import ConfigError
+from haservice.observability.server import check_addr
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.server import Listener, RemotingServer, check_listeners
 from haservice.replication.lineage.file import LineageFile
@@ -62,6 +63,8 @@ def check_ports(config: NodeConfig, security: Security) -> None:
     reads of the taken port, not of a lineage that cannot be right.
     """
     check_listeners(listeners_of(config, security, {}))
+    if config.remoting.metrics_addr is not None:
+        check_addr(config.remoting.metrics_addr, config.source)
     if not config.broker.role.is_slave:
         check_doors(
             config.remoting.bind_address, doors_of(config.replication.listen_port, 0, 0, security.doors)

@@ -76,6 +76,11 @@ PORT = Values(high=texts.PORT_MAX)
 PORT_OR_NONE = Values(low=0, high=texts.PORT_MAX)
 CONNECTIONS = Values("connections")
 SECONDS = Values("s")
+HTTP_ADDRESS = Values("host:port", check=texts.check_address)
+METRICS_DOC = (
+    "Where monitoring asks over HTTP, without a login: /metrics for Prometheus, /healthz, /readyz and more for load "
+    "balancers. Not set: nowhere."
+)
 KEY_LIST = Values("key;…", separator=";")
 
 
@@ -352,6 +357,9 @@ class RemotingConfig:
     idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
         "A client that is silent for so long is disconnected."
     )
+    metrics_addr: str | None = ADDRESSES.key("metricsListenAddr", None, HTTP_ADDRESS, OURS, GUARDED)(
+        METRICS_DOC
+    )
 
     @property
     def vip_port(self) -> int:
@@ -381,6 +389,9 @@ class NameserverConfig:
     )
     idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
         "A peer that is silent for so long is disconnected."
+    )
+    metrics_addr: str | None = ADDRESSES.key("metricsListenAddr", None, HTTP_ADDRESS, OURS, GUARDED)(
+        METRICS_DOC
     )
     acl: NameserverAclConfig = field(default_factory=NameserverAclConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)

@@ -16,8 +16,10 @@ from haservice.errors import RequestError
 from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.change_rights import ChangeRights, allowed_of
 from haservice.nameserver.kv_config import KvConfig
+from haservice.nameserver.monitoring import open_monitoring
 from haservice.nameserver.processors import KvProcessors, RouteProcessors
 from haservice.nameserver.route_table import RouteTable
+from haservice.observability.server import MonitoringServer
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer
@@ -38,7 +40,7 @@ class NameserverNode:
         self.on_restart: Callable[[], None] = lambda: None
         self._config = config
         kv = KvConfig(config.kv_config_path)
-        table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
+        table = self._table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
         self._brokers = BrokerProcessors(table, kv)
         self._server = RemotingServer([], config.idle_seconds, on_close=self._brokers.connection_closed)
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
@@ -70,6 +72,7 @@ class NameserverNode:
         }
         # Of all these it is decided whether they are changes.
         self.served_codes = frozenset(processors)
+        self._monitoring: MonitoringServer | None = None
         self._tls = server_tls(config.tls, config.source)
         guard = AclGuard(changes.check) if changes.guarded else None
         self._listener = Listener(
@@ -88,6 +91,7 @@ class NameserverNode:
 
     def start(self) -> None:
         self._server.start([self._listener])
+        self._open_monitoring()
         self._server.call_soon(self._scan_after, FIRST_SCAN_S)
         logger.info("nameserver started addr=%s:%s", self._config.bind_address, self.port)
         # The line that RocketMQ's users and scripts wait for.
@@ -95,7 +99,20 @@ class NameserverNode:
 
     def stop(self, deadline: Deadline | float = 5.0) -> None:
         """Ends everything; may be called twice.  Logs every thread that still runs at the deadline."""
-        self._server.stop(deadline)
+        left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
+        if self._monitoring is not None:
+            self._monitoring.stop(left)
+        self._server.stop(left)
+
+    def _open_monitoring(self) -> None:
+        addr, source = self._config.metrics_addr, self._config.source
+        if addr is None:
+            return
+        try:
+            self._monitoring = open_monitoring(addr, self._table, self._server, source)
+        except BaseException:
+            self._server.stop()
+            raise
 
     def successor(self) -> None:
         """Nobody."""

@@ -258,6 +258,10 @@ class RouteTable:
             cluster_addr_table=self.clusters(),
         )
 
+    def silent_s(self) -> dict[str, float]:
+        """Address → time since the last word, of every broker."""
+        return {addr: self._clock() - live.last_word_s for addr, live in self._live.items()}
+
     def newest_epoch(self, broker_name: str) -> KnownEpoch | None:
         """40001: the highest epoch number that counts, and who told it."""
         return self._epochs.get(broker_name, KnownEpochs()).newest

@@ -31,6 +31,7 @@ def node_config(
     broker: dict[str, Any] | None = None,
     log: dict[str, Any] | None = None,
     replication: dict[str, Any] | None = None,
+    metrics_addr: str | None = None,
 ) -> NodeConfig:
     """A broker called broker-a on loopback with a store of small files at `root`."""
     listen_port = free_port_block(4) + 2 if port is None else port
@@ -56,7 +57,7 @@ def node_config(
         broker=BrokerConfig(**(broker_options | (broker or {}))),
         log=LogOptions(**(log_options | (log or {}))),
         replication=ReplicationConfig(**(replication_options | (replication or {}))),
-        remoting=RemotingConfig(bind_address=LOOPBACK, listen_port=listen_port),
+        remoting=RemotingConfig(bind_address=LOOPBACK, listen_port=listen_port, metrics_addr=metrics_addr),
     )
 
 

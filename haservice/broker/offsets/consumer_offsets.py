@@ -193,6 +193,11 @@ class ConsumerOffsets:
         with self._lock:
             return sorted(self._names.groups())
 
+    def some_groups(self, most: int) -> tuple[list[str], int]:
+        """The first of the groups that have offsets, as they came, and how many there are."""
+        with self._lock:
+            return self._names.some_groups(most)
+
     def remove_group(self, group: str) -> int:
         """Forgets every offset of `group`; returns in how many topics it had some."""
         gone = 0

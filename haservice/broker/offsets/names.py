@@ -6,6 +6,7 @@ Tools ask that for every topic and every group.  Without this each question woul
 from __future__ import annotations
 
 import sys
+from itertools import islice
 
 SEPARATOR = "@"
 
@@ -47,6 +48,10 @@ class OffsetNames:
     def groups(self) -> list[str]:
         """All groups that have offsets."""
         return list(self._topics)
+
+    def some_groups(self, most: int) -> tuple[list[str], int]:
+        """The first of them, and how many there are."""
+        return list(islice(self._topics, most)), len(self._topics)
 
 
 def _names(key: str) -> tuple[str, str]:

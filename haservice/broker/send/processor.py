@@ -143,6 +143,12 @@ class SendProcessor:
         """Takes no send from now on, for that reason; None ends it.  Any thread."""
         self.refuse_all = reason
 
+    def settled(self, status: PutStatus, sends: int) -> None:
+        """So many waiting sends have this status now."""
+        self.pending -= sends
+        if status:
+            self._stats.lack_proof(status, sends)
+
     @property
     def fast_path(self) -> FastPath | None:
         """This processor itself, if there is a short way."""
@@ -283,6 +289,8 @@ class SendProcessor:
             status = self._durability.put_status(answers.waiting_end, _RunWait(self, answers))
         if status is None:
             self.pending += answers.waiting
+        elif status:
+            self._stats.lack_proof(status, answers.waiting)
         if answers.prompt or status is not None:
             later = status is not None
             for connection, encoded in answers.render(status or PutStatus.PUT_OK, True, later):
@@ -380,6 +388,7 @@ class SendProcessor:
     # Answers
 
     def _refuse(self, request: RemotingCommand, error: RequestError) -> RemotingCommand:
+        self._stats.refuse(error.code)
         return request.answer(error.code, error.remark, dict(self._trace))
 
     def _seek_proofs(self, stored: _Stored, sends: Sequence[tuple[Connection, RemotingCommand]]) -> None:
@@ -389,6 +398,8 @@ class SendProcessor:
         if status is None:
             self.pending += len(waiting)
             return
+        if status:
+            self._stats.lack_proof(status, len(waiting))
         for index, answer in stored.waiting:
             answer.code = status
             stored.answers[index] = answer
@@ -411,7 +422,7 @@ class _RunWait(Wait):
     def settled(self, status: PutStatus) -> None:
         answers, self.answers = self.answers, None
         assert answers is not None
-        self.sends.pending -= answers.waiting
+        self.sends.settled(status, answers.waiting)
         for connection, encoded in answers.render(status, False, True):
             connection.send_encoded(encoded)
 
@@ -428,7 +439,7 @@ class _AnswersWait(Wait):
 
     def settled(self, status: PutStatus) -> None:
         answers, self.answers = self.answers, []
-        self.sends.pending -= len(answers)
+        self.sends.settled(status, len(answers))
         for connection, answer in answers:
             answer.code = status
             connection.send(answer)

@@ -59,6 +59,10 @@ class Stats:
         self.puts = 0
         self.put_bytes = 0
         self.puts_failed = 0
+        # Sends that were answered with an error, and sends that are stored without the proofs of their mode: how many
+        # by response code.
+        self.refused: dict[int, int] = {}
+        self.unproven: dict[int, int] = {}
         self.gets_found = 0
         self.gets_missed = 0
         self.transferred = 0
@@ -72,6 +76,7 @@ class Stats:
         self._get_time_max_s = 0.0
         self._put_classes = [0] * len(PUT_LABELS)
         self._put_latencies = [0] * LATENCY_BUCKETS
+        self._put_seconds = 0.0
         # Filled by the thread that delivers delayed messages: messages, bytes, seconds.
         self._delivered: deque[tuple[int, int, float]] = deque()
         self._samples: deque[Sample] = deque(maxlen=TPS_WINDOWS_S[-1] + 2)
@@ -90,6 +95,7 @@ class Stats:
         ms = int(seconds * 1000)
         self._put_classes[bisect_left(PUT_BOUNDS_MS, ms) if ms else 0] += messages
         self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages
+        self._put_seconds += seconds * messages
 
     def delivered(self, queue_id: int, topics: Mapping[str, tuple[int, int]], seconds: float) -> None:
         """One write that took `seconds` brought delayed messages of this queue to their topics: how many to each,
@@ -103,6 +109,14 @@ class Stats:
     def _settle(self) -> None:
         while self._delivered:
             self.put(*self._delivered.popleft())
+
+    def refuse(self, code: int) -> None:
+        """A send was answered with this error."""
+        self.refused[code] = self.refused.get(code, 0) + 1
+
+    def lack_proof(self, code: int, sends: int) -> None:
+        """So many sends are stored, and answered with this code for the proof that they lack."""
+        self.unproven[code] = self.unproven.get(code, 0) + sends
 
     def get(self, messages: int, size_bytes: int, seconds: float = 0.0) -> None:
         """A pull got so many messages; 0 is a miss."""
@@ -145,11 +159,11 @@ class Stats:
             "putMessageDistributeTime": "".join(
                 f"{label}:{count} " for label, count in zip(PUT_LABELS, self._put_classes, strict=True)
             ),
-            "putTps": self._rates("puts"),
-            "getFoundTps": self._rates("found"),
-            "getMissTps": self._rates("missed"),
-            "getTotalTps": self._rates("found", "missed"),
-            "getTransferedTps": self._rates("transferred"),
+            "putTps": _three(self.rates("puts")),
+            "getFoundTps": _three(self.rates("found")),
+            "getMissTps": _three(self.rates("missed")),
+            "getTotalTps": _three(self.rates("found", "missed")),
+            "getTransferedTps": _three(self.rates("transferred")),
             "putLatency99": f"{self.put_latency_ms(0.99):.2f}",
             "putLatency999": f"{self.put_latency_ms(0.999):.2f}",
             "msgPutTotalYesterdayMorning": str(self._yesterday[0]),
@@ -171,14 +185,30 @@ class Stats:
                 return (1 << exponent) / 1000
         return 0.0
 
-    def _rates(self, *counters: str) -> str:
+    @property
+    def put_times(self) -> tuple[list[int], float]:
+        """How many messages were written within each power of two of µs, and the seconds of all.  Any thread."""
+        return list(self._put_latencies), self._put_seconds
+
+    @property
+    def put_classes(self) -> list[int]:
+        """As putMessageDistributeTime.  Any thread."""
+        return list(self._put_classes)
+
+    @property
+    def time_max_s(self) -> tuple[float, float]:
+        """The longest put, and the longest get.  Any thread."""
+        return self._put_time_max_s, self._get_time_max_s
+
+    def rates(self, *counters: str) -> list[float]:
+        """Per second, within each of TPS_WINDOWS_S.  Any thread."""
         now = Sample(self._monotonic(), self.puts, self.gets_found, self.gets_missed, self.transferred)
         rates = []
         for window_s in TPS_WINDOWS_S:
             then = self._before(now.at_s - window_s)
             grown = sum(getattr(now, counter) - getattr(then, counter) for counter in counters)
             rates.append(grown / max(1.0, now.at_s - then.at_s))
-        return " ".join(f"{rate:.3f}" for rate in rates)
+        return rates
 
     def _before(self, at_s: float) -> Sample:
         """The newest sample at least as old as `at_s`, or else the oldest one."""
@@ -188,6 +218,10 @@ class Stats:
             if sample.at_s <= at_s:
                 return sample
         return found
+
+
+def _three(rates: list[float]) -> str:
+    return " ".join(f"{rate:.3f}" for rate in rates)
 
 
 def _runtime_text(seconds: int) -> str:

@@ -109,6 +109,11 @@ class HASamples:
     def wake(self) -> None:
         self._woken.set()
 
+    @property
+    def age_s(self) -> float:
+        """How old the newest line is; infinite before the first."""
+        return self._clock_s() - self._written_s
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

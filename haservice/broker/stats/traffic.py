@@ -256,6 +256,27 @@ class Traffic:
         minute = counter.within(MINUTE, now_s)
         return Rate(minute.messages / minute.seconds, counter.within(DAY, now_s).messages)
 
+    def totals(self, topic: str, group: str = NO_GROUP) -> tuple[int, int] | None:
+        """Messages, and their bytes, since the counter exists; None without one.  Any thread."""
+        counter = self._find(GETS if group else PUTS, topic, group)
+        return None if counter is None else (counter.count, counter.size)
+
+    def sent_back_per_second(self, topic: str, group: str) -> float:
+        """Messages that the group sent back within the last minute.  Any thread."""
+        counter = self._find(RETURNS, topic, group)
+        if counter is None:
+            return 0.0
+        total = counter.within(MINUTE, self._monotonic())
+        return total.messages / total.seconds
+
+    def bytes_per_second(self, topic: str, group: str = NO_GROUP) -> float:
+        """As rate(), in bytes."""
+        counter = self._find(GETS if group else PUTS, topic, group)
+        if counter is None:
+            return 0.0
+        total = counter.within(MINUTE, self._monotonic())
+        return total.size / total.seconds
+
     def consumed_per_second(self, topic: str, group: str) -> float:
         """Messages of a topic that a group got within the last minute.  Any thread."""
         counter = self._find(GETS, topic, group)
