@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from commitlog.options import FlushDiskType
 from haservice.admin.daemons import said_of
 from haservice.broker.metrics import collect
 from haservice.broker.metrics.facts import (
@@ -277,6 +278,14 @@ def test_a_pair_is_seen_from_both_sides(start: Start, client: BlockingClient) ->
     assert value_of(scrape(slave), "haservice_log_end_bytes") == end
     master.stop()
     wait_until(lambda: pages(slave)["/slave"] == 503, "the slave has no link")
+
+
+def test_each_flush_is_timed(start: Start, client: BlockingClient) -> None:
+    node = monitored(start, log={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    assert send(client, addr_of(node), "T").code == ResponseCode.SUCCESS
+    wait_until(
+        lambda: (value_of(scrape(node), "haservice_flush_duration_seconds_count") or 0) >= 1, "it is timed"
+    )
 
 
 def test_a_refused_send_is_counted_on_either_path(start: Start, client: BlockingClient) -> None:
