@@ -75,6 +75,8 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "pledged": None,
         "pledgedTo": None,
         "replicas": None,
+        "verdict": None,
+        "verdictText": None,
     }
 
 
