@@ -19,7 +19,7 @@ from haservice.admin.commands.ha import check, forget, history, promotion, reini
 from haservice.admin.commands.messages import log_dump, printing, probes, queries, queues, trace
 from haservice.admin.commands.messages import send_and_consume as messages
 from haservice.admin.commands.nodes import acl as acl_commands
-from haservice.admin.commands.nodes import cluster, exports, housekeeping
+from haservice.admin.commands.nodes import cluster, cut, exports, housekeeping
 from haservice.admin.commands.nodes import config as config_commands
 from haservice.admin.commands.topics import topic_changes, topic_stats
 from haservice.admin.commands.topics import topic_list as topics
@@ -35,6 +35,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
         *cluster.COMMANDS,
         *config_commands.BROKER_COMMANDS,
         *housekeeping.COMMANDS,
+        *cut.COMMANDS,
         *probes.COMMANDS,
     ),
     "Roles and failover": (*promotion.COMMANDS, *reinit.COMMANDS, *forget.COMMANDS, *history.COMMANDS),

@@ -111,7 +111,8 @@ class Table:
         kept = _fitting(columns, [*widths[:-1], len(columns[-1].head)], width)
         columns, widths = [columns[i] for i in kept], [widths[i] for i in kept]
         rows = [[row[i] for i in kept] for row in cells]
-        return "\n".join(line for row in rows for line in _folded(columns, row, widths, width))
+        lines = [line for row in rows[1:] for line in _folded(columns, row, widths, width)]
+        return "\n".join([_line(columns, rows[0], widths), *lines])
 
     def leaves_out(self, width: int) -> bool:
         """Whether text(width) has fewer columns than text()."""

@@ -17,11 +17,11 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Failure, Seen, look, take_all
 from haservice.admin.commands.ha.verdict import (
-    Figures,
+    CheckLimits,
     Finding,
-    Limits,
-    State,
-    Verdict,
+    NameFigures,
+    NameVerdict,
+    Severity,
     verdicts_of,
     worst,
 )
@@ -29,8 +29,6 @@ from haservice.admin.commands.ha.verdict_text import COLOURS, nagios_lines, resu
 from haservice.errors import HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers.clients import BrokerNameHeader
-from haservice.remoting.headers.lineage import NewestEpochBody
 from haservice.terminal.explain import explain
 from haservice.terminal.options import (
     CONTEXT,
@@ -53,7 +51,7 @@ class CheckCommand(Command):
         try:
             return super().make_context(*args, **kwargs)
         except click.ClickException as error:
-            vars(error).update(exit_code=int(State.UNKNOWN))
+            vars(error).update(exit_code=int(Severity.UNKNOWN))
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -64,8 +62,8 @@ class CheckCommand(Command):
         except (HAServiceError, CommitLogError, OSError) as error:
             said = explain(error)
         # Nagios shows the first line of standard output.
-        echo(f"{State.UNKNOWN.name} - {said}".replace("|", "/"))
-        sys.exit(State.UNKNOWN)
+        echo(f"{Severity.UNKNOWN.name} - {said}".replace("|", "/"))
+        sys.exit(Severity.UNKNOWN)
 
 
 @click.command("check", cls=CheckCommand, context_settings=CONTEXT)
@@ -83,7 +81,7 @@ class CheckCommand(Command):
     "lag_warning_s",
     type=click.FloatRange(min=0),
     metavar="N",
-    default=Limits().lag_warning_s,
+    default=CheckLimits().lag_warning_s,
     show_default=True,
     help="WARNING for a slave that is N seconds behind.",
 )
@@ -92,7 +90,7 @@ class CheckCommand(Command):
     "lag_critical_s",
     type=click.FloatRange(min=0),
     metavar="N",
-    default=Limits().lag_critical_s,
+    default=CheckLimits().lag_critical_s,
     show_default=True,
     help="CRITICAL for a slave that is N seconds behind.",
 )
@@ -140,7 +138,7 @@ def check(
 
     The worst line comes first and decides the exit code.  Behind its | are the figures for graphs.
     """
-    limits = Limits(lag_warning_s, lag_critical_s, slaves)
+    limits = CheckLimits(lag_warning_s, lag_critical_s, slaves)
     with MQAdmin(namesrv) as admin:
         verdicts = judge(admin, namesrv, where, cluster, limits, timeout_s)
     if output_format == "json":
@@ -156,9 +154,9 @@ def judge(
     namesrv: Sequence[str],
     where: str | None,
     cluster: str | None,
-    limits: Limits,
+    limits: CheckLimits,
     timeout_s: float,
-) -> list[Verdict]:
+) -> list[NameVerdict]:
     """The verdicts, the worst first; at least one.  Raises HAServiceError if nobody can be asked."""
     names = (
         NameTables.ask(admin, namesrv, timeout_s) if namesrv or not _is_addr(where) else NameTables({}, {})
@@ -169,23 +167,23 @@ def judge(
         brokers = [
             one for one in names.brokers() if where in (None, one.name) and cluster in (None, one.cluster)
         ]
-        if where is not None:
-            brokers += _known_masters(admin, names, where, brokers, timeout_s)
         seen = take_all(admin, brokers, timeout_s)
     found = verdicts_of(seen, wall_clock_ms(), limits, listed=names.addrs() or None)
     if not found:
         what = f"broker name {where}" if where else f"broker of cluster {cluster}" if cluster else "broker"
         text = f"no {what} is registered at {and_text(list(map(shown_addr, names.tables)))}"
-        found = [_of_nobody(where or cluster or "brokers", Finding(State.CRITICAL, "NOT REGISTERED", text))]
+        found = [
+            _of_nobody(where or cluster or "brokers", Finding(Severity.CRITICAL, "NOT REGISTERED", text))
+        ]
     if names.silent:
         said = "; ".join(str(error) for error in names.silent.values())
-        verdict = _of_nobody("nameservers", Finding(State.WARNING, "DOES NOT ANSWER", said))
-        found = sorted([*found, verdict], key=lambda one: -one.state.severity)
+        verdict = _of_nobody("nameservers", Finding(Severity.WARNING, "DOES NOT ANSWER", said))
+        found = sorted([*found, verdict], key=lambda one: -one.state.rank)
     return found
 
 
-def _of_nobody(name: str, finding: Finding) -> Verdict:
-    return Verdict("", name, (finding,), Figures())
+def _of_nobody(name: str, finding: Finding) -> NameVerdict:
+    return NameVerdict("", name, (finding,), NameFigures())
 
 
 def _is_addr(where: str | None) -> bool:
@@ -200,24 +198,6 @@ def _around(admin: MQAdmin, addr: str, names: NameTables, timeout_s: float) -> l
         broker_id = UNKNOWN_ID if first.is_slave else MASTER_ID
         listed.append(first.broker._replace(broker_id=broker_id))
     return take_all(admin, listed, timeout_s)
-
-
-def _known_masters(
-    admin: MQAdmin, names: NameTables, name: str, brokers: Sequence[Broker], timeout_s: float
-) -> list[Broker]:
-    """The last master of a name that a nameserver of ours has heard of, if it is registered no longer."""
-    header, found = BrokerNameHeader(name), dict[str, Broker]()
-    for place in names.tables:
-        try:
-            told = admin.ask(
-                place, RequestCode.GET_LINEAGE, header, into=NewestEpochBody, timeout_s=timeout_s
-            )
-        except (RemotingError, ProtocolError):
-            continue  # a stock nameserver
-        if told.master_addr and all(one.addr != told.master_addr for one in brokers):
-            cluster = brokers[0].cluster if brokers else ""
-            found[told.master_addr] = Broker(cluster, name, MASTER_ID, told.master_addr)
-    return list(found.values())
 
 
 class NameTables(NamedTuple):

@@ -23,7 +23,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
-from haservice.admin.commands.ha.verdict import State, Verdict, verdicts_of, worst
+from haservice.admin.commands.ha.verdict import NameVerdict, Severity, verdicts_of, worst
 from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard
@@ -127,7 +127,7 @@ def shown_lineage(said: str) -> str:
     return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
 
 
-def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[Verdict] = ()) -> Table:
+def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[NameVerdict] = ()) -> Table:
     """Every link of these brokers, and notes on each broker.  Pure."""
     table = Table(COLUMNS)
     judged = {one.name: (one.state.name, one.text) for one in verdicts}
@@ -377,7 +377,7 @@ def show_seen(seen: Sequence[Seen], output_format: str, *, alone: bool = False, 
     show(table, output_format, wide=wide)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures and not silent and worst(one.state for one in verdicts) is not State.CRITICAL
+    return not failures and not silent and worst(one.state for one in verdicts) is not Severity.CRITICAL
 
 
 @command("haStatus")

@@ -1,6 +1,6 @@
 """Whether sends to a broker name succeed, and whether a copy of its messages is kept.  Pure.
 
-    Seen of all its brokers, tables of nameservers ─▶ judge ─▶ Verdict: a state, findings, figures
+    Seen of all its brokers, tables of nameservers ─▶ judge ─▶ NameVerdict: a state, findings, figures
 
 What decides the state is what clients notice:
 
@@ -37,7 +37,7 @@ LAG_WARNING_BYTES = 64 * 1024 * 1024
 LAG_CRITICAL_BYTES = 256 * 1024 * 1024
 
 
-class State(IntEnum):
+class Severity(IntEnum):
     """The numbers are Nagios's exit codes."""
 
     OK = 0
@@ -46,15 +46,15 @@ class State(IntEnum):
     UNKNOWN = 3
 
     @property
-    def severity(self) -> int:
+    def rank(self) -> int:
         """UNKNOWN lies between OK and WARNING, as in Nagios's own plugins."""
-        return _SEVERITY.index(self)
+        return _RANKS.index(self)
 
 
-_SEVERITY = (State.OK, State.UNKNOWN, State.WARNING, State.CRITICAL)
+_RANKS = (Severity.OK, Severity.UNKNOWN, Severity.WARNING, Severity.CRITICAL)
 
 
-class Limits(NamedTuple):
+class CheckLimits(NamedTuple):
     """What the user wants to be told of."""
 
     lag_warning_s: float = 30.0
@@ -66,7 +66,7 @@ class Limits(NamedTuple):
 class Finding(NamedTuple):
     """One thing that is wrong, or the one that is right: a headline, and what it means."""
 
-    state: State
+    state: Severity
     head: str
     text: str
 
@@ -74,7 +74,7 @@ class Finding(NamedTuple):
         return f"{self.head}, {self.text}"
 
 
-class Figures(NamedTuple):
+class NameFigures(NamedTuple):
     """For graphs; None is unknown."""
 
     slaves_in_sync: int | None = None
@@ -85,16 +85,16 @@ class Figures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NameVerdict:
     """On one broker name; `findings` is never empty, the worst first."""
 
     cluster: str
     name: str
     findings: tuple[Finding, ...]
-    figures: Figures = field(default_factory=Figures)
+    figures: NameFigures = field(default_factory=NameFigures)
 
     @property
-    def state(self) -> State:
+    def state(self) -> Severity:
         return self.findings[0].state
 
     @property
@@ -103,19 +103,19 @@ class Verdict:
         return f"{self.name}: " + "; ".join(map(str, self.findings))
 
 
-def worst(states: Iterable[State]) -> State:
+def worst(states: Iterable[Severity]) -> Severity:
     """OK if there are none."""
-    return max(states, key=lambda one: one.severity, default=State.OK)
+    return max(states, key=lambda one: one.rank, default=Severity.OK)
 
 
 def verdicts_of(
     seen: Sequence[Seen],
     now_ms: int,
-    limits: Limits | None = None,
+    limits: CheckLimits | None = None,
     *,
     listed: Mapping[str, frozenset[str]] | None = None,
     alone: bool = False,
-) -> list[Verdict]:
+) -> list[NameVerdict]:
     """A verdict for each broker name, the worst first, then by name.
 
     `listed` is what each nameserver that answers lists, None if they were not asked one by one.  `alone`:
@@ -125,9 +125,10 @@ def verdicts_of(
     for one in seen:
         names.setdefault(one.broker.name, []).append(one)
     found = [
-        _Judge(members, now_ms, limits or Limits(), listed, alone).verdict() for members in names.values()
+        _Judge(members, now_ms, limits or CheckLimits(), listed, alone).verdict()
+        for members in names.values()
     ]
-    return sorted(found, key=lambda one: (-one.state.severity, one.cluster, one.name))
+    return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
 
 
 def is_alive(one: Seen) -> bool:
@@ -159,7 +160,7 @@ class _Judge:
         self,
         seen: Sequence[Seen],
         now_ms: int,
-        limits: Limits,
+        limits: CheckLimits,
         listed: Mapping[str, frozenset[str]] | None,
         alone: bool,
     ) -> None:
@@ -173,9 +174,9 @@ class _Judge:
         self.slaves = [one for one in told if one.is_slave]
         self.silent = [one for one in seen if one.failure is not None]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> NameVerdict:
         broker = self.seen[0].broker
-        figures = Figures(disk_used=max(filter(None, map(_disk_of, self.seen)), default=None))
+        figures = NameFigures(disk_used=max(filter(None, map(_disk_of, self.seen)), default=None))
         if len(self.masters) == 1:
             found = list(self._of_master(self.masters[0]))
             figures = figures._replace(**self._replication_figures(self.masters[0]))
@@ -187,10 +188,10 @@ class _Judge:
         else:
             found, good = [self._no_master()], ""
         found += [trouble for one in self.slaves for trouble in self._troubles(one)]
-        found.sort(key=lambda one: -one.state.severity)
+        found.sort(key=lambda one: -one.state.rank)
         if not found:
-            found = [Finding(State.OK, "OK", good)]
-        return Verdict(broker.cluster, broker.name, tuple(found), figures)
+            found = [Finding(Severity.OK, "OK", good)]
+        return NameVerdict(broker.cluster, broker.name, tuple(found), figures)
 
     # -- no master, or too many --------------------------------------------------------------------
 
@@ -198,23 +199,23 @@ class _Judge:
         told_nothing = [one for one in self.silent if is_alive(one)]
         if told_nothing:
             said = and_text([f"{where(one)}: {why_silent(one)}" for one in told_nothing])
-            return Finding(State.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
+            return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {why_silent(one)}" for one in self.silent])
         if not self.slaves:
-            return Finding(State.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
+            return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
-            return Finding(State.WARNING, "ROLES CHANGE", "sends fail until that is done")
+            return Finding(Severity.WARNING, "ROLES CHANGE", "sends fail until that is done")
         linked = [one for one in self.slaves if self._hears_its_master(one)]
         if linked and self.silent:
             text = f"but {where(linked[0])} hears it; is there a firewall in between?  {gone}"
-            return Finding(State.UNKNOWN, "MASTER DOES NOT ANSWER HERE", text)
+            return Finding(Severity.UNKNOWN, "MASTER DOES NOT ANSWER HERE", text)
         heard_ms = max(
             (one.lineage.master_heard_ms for one in self.slaves if one.lineage is not None), default=0
         )
         since = f" since {local_second(heard_ms)} ({self._ago(heard_ms)})" if heard_ms else ""
         reads = f"{and_text([where(one) for one in self.slaves])} can be read"
         missing = f"; {gone}" if gone else "; no other broker of this name is known"
-        return Finding(State.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}")
+        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}")
 
     def _hears_its_master(self, slave: Seen) -> bool:
         client = slave.status.ha_client_runtime_info if slave.status is not None else None
@@ -237,7 +238,7 @@ class _Judge:
             if rivals
             else "the older one gives way once it hears of the other"
         )
-        return Finding(State.CRITICAL, "TWO MASTERS", f"{named}: {fate}")
+        return Finding(Severity.CRITICAL, "TWO MASTERS", f"{named}: {fate}")
 
     # -- the master itself -------------------------------------------------------------------------
 
@@ -246,11 +247,13 @@ class _Judge:
             "refusesSends", ""
         )
         if refuses:
-            yield Finding(State.CRITICAL, "REFUSES WRITES", f"{where(master)}: {refuses}")
+            yield Finding(Severity.CRITICAL, "REFUSES WRITES", f"{where(master)}: {refuses}")
         if master.lineage is not None and master.lineage.changing:
-            yield Finding(State.WARNING, "ROLES CHANGE", f"{where(master)} refuses sends until that is done")
+            yield Finding(
+                Severity.WARNING, "ROLES CHANGE", f"{where(master)} refuses sends until that is done"
+            )
         if master.lineage is not None and master.lineage.unproven:
-            yield Finding(State.WARNING, "EPOCH WITHOUT PROOF", master.lineage.unproven)
+            yield Finding(Severity.WARNING, "EPOCH WITHOUT PROOF", master.lineage.unproven)
         yield from self._registration(master)
         yield from self._troubles(master)
         yield from self._replication(master)
@@ -261,32 +264,34 @@ class _Judge:
         if self.listed and len(missing) == len(self.listed):
             why = f": {master.not_registered}" if master.not_registered else ""
             yield Finding(
-                State.CRITICAL, "NOT REGISTERED", f"clients do not find the master, {where(master)}{why}"
+                Severity.CRITICAL, "NOT REGISTERED", f"clients do not find the master, {where(master)}{why}"
             )
         elif missing or master.not_registered:
             at = master.not_registered or f"not at {and_text(list(map(shown_addr, missing)))}"
-            yield Finding(State.WARNING, "NOT REGISTERED EVERYWHERE", f"{where(master)}: {at}")
+            yield Finding(Severity.WARNING, "NOT REGISTERED EVERYWHERE", f"{where(master)}: {at}")
 
     def _troubles(self, one: Seen) -> Iterator[Finding]:
         """What is wrong with a broker whatever its role.  It stops sends only at a master."""
-        grave = State.WARNING if one.is_slave else State.CRITICAL
+        grave = Severity.WARNING if one.is_slave else Severity.CRITICAL
         if one.damaged:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
         if one.next_segment_not_made:
             yield Finding(
-                State.WARNING, "NO ROOM FOR THE NEXT LOG FILE", f"{where(one)}: {one.next_segment_not_made}"
+                Severity.WARNING,
+                "NO ROOM FOR THE NEXT LOG FILE",
+                f"{where(one)}: {one.next_segment_not_made}",
             )
         if one.is_slave and one.lineage is not None and one.lineage.not_copied:
             yield Finding(
-                State.WARNING, "TOPICS AND OFFSETS NOT COPIED", f"{where(one)}: {one.lineage.not_copied}"
+                Severity.WARNING, "TOPICS AND OFFSETS NOT COPIED", f"{where(one)}: {one.lineage.not_copied}"
             )
         if one.is_slave and one.not_registered:
-            yield Finding(State.WARNING, "SLAVE NOT REGISTERED", f"{where(one)}: {one.not_registered}")
+            yield Finding(Severity.WARNING, "SLAVE NOT REGISTERED", f"{where(one)}: {one.not_registered}")
         used = _disk_of(one)
         if used is not None and used >= DISK_WARNING and not one.info.get("refusesSends"):
-            full = grave if used >= DISK_CRITICAL else State.WARNING
+            full = grave if used >= DISK_CRITICAL else Severity.WARNING
             yield Finding(full, "DISK NEARLY FULL", f"{where(one)}: {used:.0%} used, no writes above 90 %")
 
     # -- its slaves --------------------------------------------------------------------------------
@@ -305,18 +310,18 @@ class _Judge:
                 else ""
             )
             head = "NO SLAVE IN SYNC" if not in_sync else f"{in_sync} OF {required} SLAVES IN SYNC"
-            yield Finding(State.CRITICAL, head, f"sends get SLAVE_NOT_AVAILABLE{why}")
+            yield Finding(Severity.CRITICAL, head, f"sends get SLAVE_NOT_AVAILABLE{why}")
         else:
             if in_sync < self.limits.slaves:
                 text = f"{self.limits.slaves} are wanted"
-                yield Finding(State.WARNING, f"{counted(in_sync, 'SLAVE')} IN SYNC", text)
+                yield Finding(Severity.WARNING, f"{counted(in_sync, 'SLAVE')} IN SYNC", text)
             for trouble in troubles:
-                yield Finding(State.WARNING, "SLAVE NOT IN SYNC", trouble)
+                yield Finding(Severity.WARNING, "SLAVE NOT IN SYNC", trouble)
         for lag in self._lags(master):
             yield from self._lagging(lag)
         for one in self._silent_followers(master):
             text = f"{where(one)} follows, and does not answer: {why_silent(one)}"
-            yield Finding(State.WARNING, "SLAVE DOES NOT ANSWER", text)
+            yield Finding(Severity.WARNING, "SLAVE DOES NOT ANSWER", text)
 
     def _says_nothing_of_slaves(self, master: Seen) -> bool:
         """Of a stock master that was asked alone nobody knows whether it has slaves."""
@@ -335,7 +340,7 @@ class _Judge:
             late = ((lag.size or 0) >= LAG_WARNING_BYTES) + ((lag.size or 0) >= LAG_CRITICAL_BYTES)
             text = f"{lag.who} is {human_bytes(lag.size)} behind"
         if late:
-            yield Finding(State.CRITICAL if late == 2 else State.WARNING, "SLAVE LAGS", text)
+            yield Finding(Severity.CRITICAL if late == 2 else Severity.WARNING, "SLAVE LAGS", text)
 
     def _lags(self, master: Seen) -> list[_Lag]:
         if master.status is not None:
@@ -417,7 +422,7 @@ class _Judge:
             "lag_seconds": max(seconds, default=None),
         }
 
-    def _good(self, master: Seen, figures: Figures) -> str:
+    def _good(self, master: Seen, figures: NameFigures) -> str:
         if figures.slaves_in_sync is None:
             return f"{where(master)} answers as {master.role}"
         count = figures.slaves_in_sync
@@ -430,7 +435,7 @@ class _Judge:
         client = slave.status.ha_client_runtime_info if slave.status is not None else None
         if client is not None and not (client.state or "").startswith("TRANSFER"):
             why = client.last_error or "it is not connected to its master"
-            yield Finding(State.WARNING, "FOLLOWS NOBODY", f"{where(slave)}: {why}")
+            yield Finding(Severity.WARNING, "FOLLOWS NOBODY", f"{where(slave)}: {why}")
         elif client is not None and client.master_end is not None and slave.log_end is not None:
             yield from self._lagging(_Lag(where(slave), max(0, client.master_end - slave.log_end)))
 

@@ -9,23 +9,28 @@ from typing import Any
 from haservice.admin.commands.ha.verdict import (
     DISK_CRITICAL,
     DISK_WARNING,
-    Limits,
-    State,
-    Verdict,
+    CheckLimits,
+    NameVerdict,
+    Severity,
     worst,
 )
 from haservice.terminal.output import echo_coloured
 
-COLOURS = {State.OK: "green", State.WARNING: "yellow", State.CRITICAL: "red", State.UNKNOWN: "magenta"}
+COLOURS = {
+    Severity.OK: "green",
+    Severity.WARNING: "yellow",
+    Severity.CRITICAL: "red",
+    Severity.UNKNOWN: "magenta",
+}
 
 
-def show_verdicts(verdicts: Sequence[Verdict]) -> None:
+def show_verdicts(verdicts: Sequence[NameVerdict]) -> None:
     """A line for each, before a table."""
     for one in verdicts:
         echo_coloured(one.text, COLOURS[one.state])
 
 
-def nagios_lines(verdicts: Sequence[Verdict], limits: Limits) -> list[str]:
+def nagios_lines(verdicts: Sequence[NameVerdict], limits: CheckLimits) -> list[str]:
     """A line for each; the first one ends with the figures of all, which is where Nagios looks for them."""
     lines = [f"{one.state.name} - {one.text}" for one in verdicts]
     figures = " ".join(figure for one in verdicts for figure in _figures(one, limits))
@@ -34,7 +39,7 @@ def nagios_lines(verdicts: Sequence[Verdict], limits: Limits) -> list[str]:
     return [f"{lines[0]} | {figures}", *lines[1:]] if figures else lines
 
 
-def _figures(verdict: Verdict, limits: Limits) -> Iterator[str]:
+def _figures(verdict: NameVerdict, limits: CheckLimits) -> Iterator[str]:
     """'label'=value[unit];warn;crit;min;max, as Nagios wants it."""
     name, figures = re.sub(r"[^\w.-]", "_", verdict.name), verdict.figures
     if figures.slaves_in_sync is not None:
@@ -49,7 +54,7 @@ def _figures(verdict: Verdict, limits: Limits) -> Iterator[str]:
         yield f"{name}.disk_used={figures.disk_used * 100:.2f}%;{ends};0;100"
 
 
-def verdict_object(verdict: Verdict) -> dict[str, Any]:
+def verdict_object(verdict: NameVerdict) -> dict[str, Any]:
     """For a program."""
     figures = verdict.figures
     return {
@@ -68,7 +73,7 @@ def verdict_object(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def result_object(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def result_object(verdicts: Sequence[NameVerdict]) -> dict[str, Any]:
     state = worst(one.state for one in verdicts)
     return {
         "state": state.name,

@@ -14,7 +14,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.ha_look import UNKNOWN_ID, Seen, take
 from haservice.admin.commands.ha.ha_status import ha_status
-from haservice.admin.commands.ha.verdict import State, verdicts_of, worst
+from haservice.admin.commands.ha.verdict import Severity, verdicts_of, worst
 from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.errors import RemotingError
@@ -149,7 +149,7 @@ def show_cluster(admin: MQAdmin, cluster: str | None, output_format: str, wide: 
         say_none_registered(admin, output_format)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures and worst(one.state for one in verdicts) is not State.CRITICAL
+    return not failures and worst(one.state for one in verdicts) is not Severity.CRITICAL
 
 
 def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
