@@ -15,11 +15,11 @@ from commitlog.errors import CommitLogError
 from haservice import printable
 from haservice.admin.commands.groups import connections, consumer_status, consumers, offsets
 from haservice.admin.commands.groups import consumer_groups as groups
-from haservice.admin.commands.ha import failover, forget, history, reinit
+from haservice.admin.commands.ha import check, failover, forget, history, reinit
 from haservice.admin.commands.messages import log_dump, printing, probes, queries, queues, trace
 from haservice.admin.commands.messages import send_and_consume as messages
 from haservice.admin.commands.nodes import acl as acl_commands
-from haservice.admin.commands.nodes import cluster, exports, housekeeping
+from haservice.admin.commands.nodes import cluster, cut, exports, housekeeping
 from haservice.admin.commands.nodes import config as config_commands
 from haservice.admin.commands.topics import topic_changes, topic_stats
 from haservice.admin.commands.topics import topic_list as topics
@@ -31,9 +31,11 @@ from haservice.terminal.output import echo
 # As the help lists them.
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Clusters and brokers": (
+        *check.COMMANDS,
         *cluster.COMMANDS,
         *config_commands.BROKER_COMMANDS,
         *housekeeping.COMMANDS,
+        *cut.COMMANDS,
         *probes.COMMANDS,
     ),
     "Roles and failover": (*failover.COMMANDS, *reinit.COMMANDS, *forget.COMMANDS, *history.COMMANDS),
@@ -101,6 +103,7 @@ def main(tls: bool, tls_config: Path | None) -> None:
 
     \b
     First steps:
+      mqadmin check -n 127.0.0.1:9876
       mqadmin clusterList -n 127.0.0.1:9876
       mqadmin haStatus -n 127.0.0.1:9876 -w 2
       mqadmin sendMessage -n 127.0.0.1:9876 -t Greetings -p "hello"

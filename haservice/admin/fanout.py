@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from haservice.admin.calls import Broker, MQAdmin
-from haservice.errors import RemotingError
+from haservice.errors import ProtocolError, RemotingError
 from haservice.terminal.explain import explain
 from haservice.terminal.output import echo, shown_addr, to_json
 
@@ -62,7 +62,7 @@ def say_none_registered(admin: MQAdmin, output_format: str) -> None:
         )
 
 
-def say_failures(failures: Sequence[RemotingError], said: str = "Failed") -> None:
+def say_failures(failures: Sequence[RemotingError | ProtocolError], said: str = "Failed") -> None:
     """Says on standard error why each did not answer, and what to do."""
     for failure in failures:
         echo(f"{said}: {explain(failure)}", err=True)

@@ -354,16 +354,16 @@ class Admin:
         answer = self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(self._decode(KVTable, addr, answer).table)
 
-    def broker_config(self, addr: str) -> dict[str, str]:
+    def broker_config(self, addr: str, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
         """Request 26: every key that the broker runs with."""
-        answer = self.call(addr, RequestCode.GET_BROKER_CONFIG)
+        answer = self.call(addr, RequestCode.GET_BROKER_CONFIG, timeout_s=timeout_s)
         lines = bytes(answer.body).decode(errors="replace").splitlines()
         return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
-    def ha_status(self, addr: str) -> HARuntimeInfo | None:
+    def ha_status(self, addr: str, timeout_s: float = TIMEOUT_S) -> HARuntimeInfo | None:
         """Request 907; None from a broker that does not know the request, as no 4.9 broker does."""
         try:
-            answer = self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
+            answer = self.call(addr, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
         except AnswerError as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 return None

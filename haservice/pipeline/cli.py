@@ -58,6 +58,8 @@ MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://.+:\d+|yarn|k8s://
 MASTERS = "Spark knows local, local[4], local[*], spark://HOST:PORT, yarn and k8s://HOST:PORT"
 # Our errors explain themselves to users; other errors need the name of their class.
 OURS = re.compile(r"(?:haservice|commitlog)\.[\w.]+: ")
+# One that Spark was told to show without its traceback.
+WITHOUT_TRACE = re.compile(rf"{OURS.pattern}(.+?)(?:\s+SQLSTATE: \w+)?\s*$", re.M)
 
 
 class CouldNotRun(click.ClickException):
@@ -129,6 +131,8 @@ def said_by_spark(error: BaseException) -> str:
         return said + (LACKING if re.match(r"ModuleNotFoundError: No module named '\w", said) else "")
     if "on a stopped SparkContext" in text:
         return GAVE_UP
+    if alone := WITHOUT_TRACE.search(text):
+        return alone[1]
     of_java = re.findall(r"^(?:: |Caused by: )(.+)$", text, re.M)
     if of_java:
         return str(re.sub(r"^(?:\w+\.)+", "", of_java[-1]))

@@ -147,3 +147,7 @@ def _format_option(*names: str) -> Callable[[F], F]:
 format_option = _format_option("-f")
 # For commands whose -f means something else in RocketMQ's tools.
 long_format_option = _format_option()
+
+wide_option = click.option(
+    "--wide", is_flag=True, help="Show all columns, also those that do not fit the terminal."
+)

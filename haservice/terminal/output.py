@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +27,8 @@ from haservice import printable
 from haservice.printable import escaped
 
 SHOWN_TEXT_MAX = 60
+# Between columns; before what stands below its line.
+GAP, BELOW = "  ", "    "
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -34,6 +40,11 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 def echo_line(text: str, *, err: bool = False) -> None:
     """Writes exactly one line, whatever the text is; a body may have tabs."""
     click.echo("\t".join(map(escaped, text.split("\t"))), err=err)
+
+
+def echo_coloured(text: str, colour: str) -> None:
+    """Writes one line, in colour on a terminal unless NO_COLOR is set."""
+    click.echo(click.style(escaped(text), fg=colour), color=False if os.environ.get("NO_COLOR") else None)
 
 
 def plain(value: Any) -> str:
@@ -53,7 +64,8 @@ def java_map(entries: Mapping[Any, Any]) -> str:
 class Column:
     """One column: `head` over the table, `key` in JSON, `shown` from value to text.
 
-    With `json_only` it is only in JSON, not in the table.
+    With `json_only` it is only in JSON, not in the table.  On a narrow terminal columns are left out until the
+    others fit: those with the highest `spare` first, those with 0 never.
     """
 
     head: str
@@ -61,6 +73,7 @@ class Column:
     shown: Callable[[Any], str] = plain
     right: bool = False
     json_only: bool = False
+    spare: int = 0
 
 
 @dataclass(slots=True)
@@ -77,8 +90,11 @@ class Table:
         assert len(values) == len(self.columns), (len(values), len(self.columns))
         self.rows.append(values)
 
-    def text(self) -> str:
-        """Heads and rows in aligned columns; no trailing blanks."""
+    def text(self, width: int | None = None) -> str:
+        """Heads and rows in aligned columns; no trailing blanks.
+
+        With a width it leaves columns out; a last cell that does not fit stands on lines of its own below.
+        """
         columns = [column for column in self.columns if not column.json_only]
         cells = [[column.head for column in columns]]
         cells += [
@@ -90,7 +106,17 @@ class Table:
             for row in self.rows
         ]
         widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-        return "\n".join(_line(columns, row, widths) for row in cells)
+        if width is None:
+            return "\n".join(_line(columns, row, widths) for row in cells)
+        kept = _fitting(columns, [*widths[:-1], len(columns[-1].head)], width)
+        columns, widths = [columns[i] for i in kept], [widths[i] for i in kept]
+        rows = [[row[i] for i in kept] for row in cells]
+        lines = [line for row in rows[1:] for line in _folded(columns, row, widths, width)]
+        return "\n".join([_line(columns, rows[0], widths), *lines])
+
+    def leaves_out(self, width: int) -> bool:
+        """Whether text(width) has fewer columns than text()."""
+        return self.text(width).partition("\n")[0] != self.text().partition("\n")[0]
 
     def objects(self) -> list[dict[str, Any]]:
         return [dict(zip((c.key for c in self.columns), row, strict=True)) for row in self.rows]
@@ -101,16 +127,46 @@ def _line(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int]
         cell.rjust(width) if column.right else cell.ljust(width)
         for column, cell, width in zip(columns, cells, widths, strict=True)
     ]
-    return "  ".join(parts).rstrip()
+    return GAP.join(parts).rstrip()
 
 
-def show(table: Table, output_format: str) -> None:
-    """Writes one table; as JSON an array of objects, or one object if the table has facts."""
+def _fitting(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """The places of the columns that stay."""
+    kept = list(range(len(columns)))
+    while sum(widths[i] for i in kept) + len(GAP) * (len(kept) - 1) > width:
+        most = max(kept, key=lambda i: columns[i].spare)
+        if not columns[most].spare:
+            break
+        kept.remove(most)
+    return kept
+
+
+def _folded(columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], width: int) -> list[str]:
+    line = _line(columns, cells, widths)
+    if len(line) <= width:
+        return [line]
+    below = textwrap.wrap(cells[-1], width, initial_indent=BELOW, subsequent_indent=BELOW)
+    return [_line(columns[:-1], cells[:-1], widths[:-1]), *below]
+
+
+def terminal_width() -> int | None:
+    """In columns; None if standard output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def show(table: Table, output_format: str, *, wide: bool = True) -> None:
+    """Writes one table; as JSON an array of objects, or one object if the table has facts.
+
+    Unless `wide` it fits the terminal; what is no terminal gets all columns.
+    """
     if output_format == "json":
         rows = table.objects()
         echo(to_json({**table.facts, table.name: rows} if table.facts else rows))
         return
-    echo(table.text())
+    width = None if wide else terminal_width()
+    echo(table.text(width))
+    if width is not None and table.leaves_out(width):
+        echo("\n--wide shows all columns.")
     if table.notes:
         echo("\n" + "\n".join(map(escaped, table.notes)))
 

@@ -187,7 +187,9 @@ def test_a_cluster_is_listed_with_brokers_that_do_not_answer(serve: Serve) -> No
     result = run("clusterList", "-n", namesrv)
     assert result.exit_code == 1
     assert f"Failed: {down}: " in result.stderr
-    heads, master, slave = result.stdout.splitlines()
+    verdict, heads, master, slave = result.stdout.splitlines()
+    assert verdict.startswith("broker-a: SLAVE NOT IN SYNC, ")
+    assert (first["verdict"], second["verdictText"]) == ("WARNING", verdict)
     assert re.split("  +", heads) == [
         *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
         *("#PCWait(ms)", "#Hour", "#SPACE", "#Log End"),

@@ -75,6 +75,8 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "pledged": None,
         "pledgedTo": None,
         "replicas": None,
+        "verdict": None,
+        "verdictText": None,
     }
 
 
@@ -327,7 +329,9 @@ def test_who_is_missing_is_told_once_below_what_the_brokers_say_and_not_all_are_
         (True, False),
         (False, True),
     ]
-    assert show_seen([replace(asked, status=master(greeted(B), greeted(C)).status)], "table")
+    there = HARuntimeInfo(True, 5000, 2, (greeted(B), greeted(C)))
+    assert not show_seen([replace(asked, status=there)], "table")
+    assert show_seen([replace(asked, status=there, failed_threads="")], "table")
 
 
 def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> None:

@@ -183,10 +183,10 @@ def test_a_dead_broker_is_shown_until_it_is_forgotten_on_purpose(make_pair: Make
         body = ask.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
         assert body.members is not None
         assert third not in body.members.replicas.values()
-    assert typed(pair, "haStatus")
     assert typed(pair, "history", "-b", "broker-a")
     # Slaves dial again for a new list, and once more when it is in effect.
     wait_until(lambda: in_sync(ask, pair.master_addr) == {pair.slave_addr}, "the slave has it")
+    assert typed(pair, "haStatus")
     send_ok(pair.master_addr, numbered(0, 20))
     # It was not lost after all, and is on the list again.
     pair.start_second_slave()

@@ -220,6 +220,11 @@ def test_a_slave_is_built_anew(make_pair: MakePair, admin: Ask, discard: bool) -
     wait_caught_up(pair, ask)
     assert_equal_logs(pair, ask, pair.master_addr)
     assert bool(list((pair.store("broker-a-s") / "cut").glob("reinit-*"))) is not discard
+    store = str(pair.store("broker-a-s"))
+    kept = json.loads(run("listCut", store, "-f", "json").stdout)
+    assert [(row["messages"], row["offset"]) for row in kept] == ([] if discard else [(300, 0)])
+    assert run("removeCut", store, "--all", "--yes").exit_code == 0  # the broker runs on
+    assert run("listCut", store, "-f", "json").stdout == "[]\n"
     pair.processes["broker-a"].kill()
     refused = run("reinit", "-b", pair.slave_addr, "--yes")
     assert refused.exit_code == 1

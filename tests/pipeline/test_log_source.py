@@ -27,11 +27,13 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
     Not,
 )
+from pyspark.sql.functions import udf
 from pyspark.sql.types import LongType, StructField, StructType
 
 from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
 from haservice.errors import ConfigError
+from haservice.pipeline.cli import words_of
 from haservice.pipeline.decode import reading
 from haservice.pipeline.decode.by_queue import EntryRange
 from haservice.pipeline.decode.reading import DamagedLog
@@ -743,10 +745,19 @@ def test_a_store_must_be_given_and_a_column_be_of_its_type(store: tuple[Path, li
 
 
 def test_errors_reach_the_user_through_spark(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="holds no commitlog; give a broker's storePathRootDir"):
+    with pytest.raises(Exception, match="holds no commitlog; give a broker's storePathRootDir") as no_store:
         spark.read.format("rocketmq-log").load(str(tmp_path)).count()
-    with pytest.raises(Exception, match="did you mean failOnDataLoss"):
+    with pytest.raises(Exception, match="did you mean failOnDataLoss") as wrong_name:
         spark.read.format("rocketmq-log").option("failOnLoss", "true").load(str(tmp_path))
+    for error in (no_store, wrong_name):
+        assert "Traceback" not in str(error.value)
+    assert words_of(no_store.value) == (
+        f"{tmp_path}: holds no commitlog; give a broker's storePathRootDir, or its commitlog"
+    )
+    # A mistake of somebody's program keeps its traceback.
+    broken = udf(lambda _: 1 // 0, "int")
+    with pytest.raises(Exception, match="Traceback"):
+        spark.range(1).select(broken("id")).collect()
 
 
 def test_names_of_options_may_be_written_in_any_case(store: tuple[Path, list[StoredMessage]]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from haservice.errors import ConfigError
 from haservice.pipeline.sources.brokers import name_servers
 from haservice.pipeline.sources.options import (
     PUSH_FILTERS,
     Place,
+    WrongOption,
     flag,
     names,
     option,
@@ -83,8 +83,8 @@ class BrokerOptions:
     )
 
     def check(self) -> None:
-        """Raises ConfigError if an option that every read needs is missing."""
+        """Raises WrongOption if an option that every read needs is missing."""
         if not self.name_servers:
-            raise ConfigError(FORMAT, 0, "nameServer", "has to be given, such as 127.0.0.1:9876")
+            raise WrongOption(FORMAT, 0, "nameServer", "has to be given, such as 127.0.0.1:9876")
         if not self.topics:
-            raise ConfigError(FORMAT, 0, "topic", "has to be given")
+            raise WrongOption(FORMAT, 0, "topic", "has to be given")

@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from haservice.client.admin import Admin
-from haservice.errors import ConfigError
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.decode.selection import NumberRange, Selection
 from haservice.pipeline.sources.broker_options import FORMAT, BrokerOptions
@@ -46,7 +45,7 @@ from haservice.pipeline.sources.broker_queues import (
     tree_of,
 )
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of
-from haservice.pipeline.sources.options import EARLIEST, LATEST, Place, read_options
+from haservice.pipeline.sources.options import EARLIEST, LATEST, Place, WrongOption, read_options
 from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueRangeReader
 from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
 
@@ -87,7 +86,7 @@ class BrokerSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BrokerWriter:
         if overwrite:
-            raise ConfigError(FORMAT, 0, "mode", "messages are added to topics: mode append", "overwrite")
+            raise WrongOption(FORMAT, 0, "mode", "messages are added to topics: mode append", "overwrite")
         return BrokerWriter(self._writing(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> BrokerStreamWriter:
@@ -198,7 +197,7 @@ class BrokerReader(_Reading, DataSourceReader):
             everywhere = given is not None and not given.offsets and given.everywhere == bad
             if given is not None and (everywhere or bad in given.offsets.values()):
                 word = "begin at the latest" if bad == LATEST else "end at the earliest"
-                raise ConfigError(FORMAT, 0, key, f"a batch cannot {word}")
+                raise WrongOption(FORMAT, 0, key, f"a batch cannot {word}")
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._selection, others = self._selection.push(filters)
@@ -228,7 +227,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         super().__init__(options, schema)
         for key, given in (("endingOffsets", options.ending_offsets), ("endingTimestamp", options.ending_ms)):
             if given is not None:
-                raise ConfigError(FORMAT, 0, key, "a stream has no end; stop it, or use availableNow")
+                raise WrongOption(FORMAT, 0, key, "a stream has no end; stop it, or use availableNow")
         self._target: Tree | None = None
 
     def initialOffset(self) -> Tree:

@@ -33,7 +33,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from haservice.errors import ConfigError, HAServiceError
+from commitlog.errors import StoreUnreadable
+from haservice.errors import HAServiceError
 from haservice.pipeline.decode.by_queue import EntryRange, ranges_by_queue
 from haservice.pipeline.decode.counting import counted_columns, counts_schema
 from haservice.pipeline.decode.reading import RangeReader, SegmentRange, first_stored_ms, settle
@@ -41,7 +42,15 @@ from haservice.pipeline.decode.scan import Damage, pieces
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.decode.selection import Selection
 from haservice.pipeline.sources.log_offsets import Offset, is_held, mark, next_edge, place_of
-from haservice.pipeline.sources.options import EARLIEST, LATEST, LogSourceOptions, offsets_of, read_options
+from haservice.pipeline.sources.options import (
+    EARLIEST,
+    LATEST,
+    LogSourceOptions,
+    WrongOption,
+    hide_traceback,
+    offsets_of,
+    read_options,
+)
 from haservice.pipeline.sources.store_view import LogSegment, StoreView
 
 logger = logging.getLogger(__name__)
@@ -107,7 +116,7 @@ def _read_schema(options: LogSourceOptions, asked: StructType) -> pa.Schema:
     if not options.count_by:
         return arrow_schema(asked)
     if options.columns or asked != counts_schema(options.count_by):
-        raise ConfigError(FORMAT, 0, "countBy", "says what the columns are; leave out columns, and a schema")
+        raise WrongOption(FORMAT, 0, "countBy", "says what the columns are; leave out columns, and a schema")
     return counted_columns(options.count_by)
 
 
@@ -115,22 +124,26 @@ class _Stores:
     """The stores of a read, their brokers' names, and how their logs are cut into ranges."""
 
     def __init__(self, options: LogSourceOptions) -> None:
-        """Raises ConfigError, or StoreUnreadable for a path that is no store."""
+        """Raises WrongOption, or StoreUnreadable for a path that is no store."""
         if options.path and options.paths:
-            raise ConfigError(FORMAT, 0, "paths", "the stores are given as path, too; use one of both")
+            raise WrongOption(FORMAT, 0, "paths", "the stores are given as path, too; use one of both")
         if not options.stores:
-            raise ConfigError(FORMAT, 0, "path", "missing; give store directories, as load('/data/store')")
-        views = [StoreView(path) for path in options.stores]
+            raise WrongOption(FORMAT, 0, "path", "missing; give store directories, as load('/data/store')")
+        try:
+            views = [StoreView(path) for path in options.stores]
+        except StoreUnreadable:
+            hide_traceback()
+            raise
         names = options.broker_names or tuple(view.name for view in views)
         if len(names) != len(views):
-            raise ConfigError(
+            raise WrongOption(
                 FORMAT, 0, "brokerNames", f"{len(names)} names for {len(views)} stores", ",".join(names)
             )
         self.options = options
         self.items = list(zip(names, views, strict=True))
 
     def check_names(self, *, may_come: bool = False) -> None:
-        """Raises ConfigError for a topic or queue of the options that no store has, judging by the queues.
+        """Raises WrongOption for a topic or queue of the options that no store has, judging by the queues.
         With `may_come` it only warns of an unknown topic to read.
         """
         places = (
@@ -141,7 +154,7 @@ class _Stores:
             for topic, _, _ in place.offsets if place and self.options.topics else ():
                 if topic not in self.options.topics:
                     asked = ",".join(self.options.topics)
-                    raise ConfigError(FORMAT, 0, key, f"{topic} is not in topic={asked}")
+                    raise WrongOption(FORMAT, 0, key, f"{topic} is not in topic={asked}")
         if not self.options.use_queues:
             return
         queues: dict[str, set[int]] = {}
@@ -162,13 +175,13 @@ class _Stores:
             for topic, broker, queue_id in place.offsets if place else ():
                 if broker is not None and broker not in of_broker:
                     there = ", ".join(sorted(of_broker))
-                    raise ConfigError(FORMAT, 0, key, f"no store is of {broker}; brokerNames are {there}")
+                    raise WrongOption(FORMAT, 0, key, f"no store is of {broker}; brokerNames are {there}")
                 _check_name(key, topic, queue_id, queues if broker is None else of_broker[broker])
         if not may_come and self.options.fail_on_data_loss:
             self._check_ends()
 
     def _check_ends(self) -> None:
-        """Raises ConfigError for a starting offset that its queue has not reached."""
+        """Raises WrongOption for a starting offset that its queue has not reached."""
         starting = self.options.starting_offsets
         if starting is None or not starting.offsets:
             return
@@ -177,7 +190,7 @@ class _Stores:
             key = topic, queue_id
             ends = [there[key].end for name, there in queues if broker in (None, name) and key in there]
             if ends and offset > max(ends):
-                raise ConfigError(
+                raise WrongOption(
                     FORMAT,
                     0,
                     "startingOffsets",
@@ -211,7 +224,7 @@ def _check_name(key: str, topic: str, queue_id: int | None, queues: Mapping[str,
         there = ", ".join(map(str, sorted(queues[topic])))
     else:
         return
-    raise ConfigError(
+    raise WrongOption(
         FORMAT, 0, key, f"{what}; there are {there}; useConsumeQueue=false seeks in the log all the same"
     )
 
@@ -256,13 +269,13 @@ class LogReader(DataSourceReader):
     def __init__(self, options: LogSourceOptions, schema: StructType) -> None:
         starting, ending = options.starting_offsets, options.ending_offsets
         if starting is not None and starting.everywhere == LATEST:
-            raise ConfigError(FORMAT, 0, "startingOffsets", "a batch cannot begin at the latest", "latest")
+            raise WrongOption(FORMAT, 0, "startingOffsets", "a batch cannot begin at the latest", "latest")
         if starting is not None and LATEST in starting.offsets.values():
-            raise ConfigError(FORMAT, 0, "startingOffsets", "a batch cannot begin at the latest (-1)")
+            raise WrongOption(FORMAT, 0, "startingOffsets", "a batch cannot begin at the latest (-1)")
         if ending is not None and (ending.everywhere, ending.offsets) == (EARLIEST, {}):
-            raise ConfigError(FORMAT, 0, "endingOffsets", "a batch cannot end at the earliest", "earliest")
+            raise WrongOption(FORMAT, 0, "endingOffsets", "a batch cannot end at the earliest", "earliest")
         if ending is not None and EARLIEST in ending.offsets.values():
-            raise ConfigError(FORMAT, 0, "endingOffsets", "a batch cannot end at the earliest (-2)")
+            raise WrongOption(FORMAT, 0, "endingOffsets", "a batch cannot end at the earliest (-2)")
         self._options = options
         self._schema = _read_schema(options, schema)
         self._selection = Selection.of_options(options)
@@ -271,7 +284,7 @@ class LogReader(DataSourceReader):
     def _check_order(self) -> None:
         starting, ending = self._options.starting_ms, self._options.ending_ms
         if starting is not None and ending is not None and starting > ending:
-            raise ConfigError(
+            raise WrongOption(
                 FORMAT, 0, "startingTimestamp", f"lies after endingTimestamp={ending}", str(starting)
             )
         begins, ends = self._selection.begins, self._selection.ends
@@ -279,7 +292,7 @@ class LogReader(DataSourceReader):
             for (topic, queue_id), begin in offsets_of(begins, name).items():
                 end = offsets_of(ends, name).get((topic, queue_id), begin)
                 if begin > end:
-                    raise ConfigError(
+                    raise WrongOption(
                         FORMAT,
                         0,
                         "startingOffsets",
@@ -332,10 +345,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ("endingTimestamp", options.ending_ms),
         ):
             if given is not None:
-                raise ConfigError(FORMAT, 0, key, "a stream has no end; stop it, or use availableNow")
+                raise WrongOption(FORMAT, 0, key, "a stream has no end; stop it, or use availableNow")
         starting = options.starting_offsets
         if starting is not None and LATEST in starting.offsets.values():
-            raise ConfigError(
+            raise WrongOption(
                 FORMAT,
                 0,
                 "startingOffsets",
@@ -351,7 +364,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stores = _Stores(self._options)
         names = [name for name, _ in stores.items]
         if len(set(names)) != len(names):
-            raise ConfigError(
+            raise WrongOption(
                 FORMAT,
                 0,
                 "brokerNames",
@@ -439,7 +452,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if name not in views:
                 if until == start.get(name):
                     continue
-                raise ConfigError(
+                raise WrongOption(
                     FORMAT, 0, "brokerNames", f"the checkpoint knows a store {name}, give it again"
                 )
             view = views[name]

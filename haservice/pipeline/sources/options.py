@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -51,6 +53,26 @@ def offsets_of(offsets: Offsets, broker_name: str) -> dict[tuple[str, int], int]
     return general | own
 
 
+class WrongOption(ConfigError):
+    """A user's option is wrong.  Spark shows him this sentence, and no traceback of ours."""
+
+    def __init__(self, source: str, line: int, key: str, reason: str, value: str | None = None) -> None:
+        super().__init__(source, line, key, reason, value)
+        hide_traceback()
+
+
+def hide_traceback() -> None:
+    """For an error that explains itself: a process of Spark's ends with it, and shows it without a traceback."""
+    if _is_spark(sys.modules["__main__"]):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+
+
+def _is_spark(main: object) -> bool:
+    """Whether this process runs for Spark's Java, and not a program of the user's."""
+    name = getattr(getattr(main, "__spec__", None), "name", None) or ""
+    return name.startswith(("pyspark.daemon", "pyspark.worker", "pyspark.sql."))
+
+
 def option(key: str, default: Any, parse: Callable[[str], Any], doc: str) -> Any:
     """A field that is read from the option `key`; `parse` raises ValueError that says what is allowed."""
     return dataclasses.field(default=default, metadata={"key": key, "parse": parse, "doc": doc})
@@ -59,7 +81,7 @@ def option(key: str, default: Any, parse: Callable[[str], Any], doc: str) -> Any
 def read_options(kind: type[T], source: str, given: Mapping[str, str]) -> T:
     """Makes the options dataclass `kind` of format `source` from a user's options.
 
-    Raises ConfigError with the option's name; for an unknown one also with the nearest known name.
+    Raises WrongOption with the option's name; for an unknown one also with the nearest known name.
     """
     fields = {field.metadata["key"].lower(): field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = [field.metadata["key"] for field in fields.values()]
@@ -69,11 +91,11 @@ def read_options(kind: type[T], source: str, given: Mapping[str, str]) -> T:
         if field is None:
             near = difflib.get_close_matches(name.lower(), list(fields), 1, 0.5)
             meant = f"did you mean {fields[near[0]].metadata['key']}? " if near else ""
-            raise ConfigError(source, 0, name, f"no such option; {meant}There are {', '.join(known)}", text)
+            raise WrongOption(source, 0, name, f"no such option; {meant}There are {', '.join(known)}", text)
         try:
             values[field.name] = field.metadata["parse"](text)
         except ValueError as error:
-            raise ConfigError(source, 0, field.metadata["key"], str(error), text) from None
+            raise WrongOption(source, 0, field.metadata["key"], str(error), text) from None
     return kind(**values)
 
 

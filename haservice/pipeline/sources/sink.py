@@ -65,9 +65,9 @@ from haservice.client.raw_sends import (
     send_one,
     writable_queues,
 )
-from haservice.errors import ConfigError, HAServiceError, RemotingError
+from haservice.errors import HAServiceError, RemotingError
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of, name_servers, way_to
-from haservice.pipeline.sources.options import names, option, text, whole
+from haservice.pipeline.sources.options import WrongOption, names, option, text, whole
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import ResponseCode
 
@@ -158,10 +158,10 @@ class SinkOptions:
     )
 
     def check(self, schema: StructType) -> None:
-        """Raises ConfigError for options, or a table, that cannot be sent.  Runs on the driver."""
+        """Raises WrongOption for options, or a table, that cannot be sent.  Runs on the driver."""
 
-        def refuse(key: str, reason: str) -> ConfigError:
-            return ConfigError("rocketmq", 0, key, reason)
+        def refuse(key: str, reason: str) -> WrongOption:
+            return WrongOption("rocketmq", 0, key, reason)
 
         if not self.name_servers:
             raise refuse("nameServer", "has to be given, such as 127.0.0.1:9876")

@@ -1,14 +1,19 @@
-"""What `mqadmin haStatus` asks: each registered broker, and each on a replica list."""
+"""What `haStatus`, `clusterList` and `check` ask: each registered broker, and each on a replica list.
+
+All at once, slaves before their masters: so a lag that is shown is never smaller than it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.broker.roles.rules import members_of
-from haservice.errors import AnswerError, RemotingError
-from haservice.remoting.bodies.clients import MASTER_ID, HARuntimeInfo
+from haservice.client.admin import TIMEOUT_S
+from haservice.errors import AnswerError, ProtocolError, RemotingError
+from haservice.remoting.bodies.clients import MASTER_ID, HARuntimeInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.membership import ReplicaList
@@ -16,23 +21,29 @@ from haservice.replication.lineage.membership import ReplicaList
 UNKNOWN = "?"
 # Sorts after the ids that a nameserver lists.
 UNKNOWN_ID = 1 << 31
+AT_ONCE_MAX = 16
+
+# Why a broker gave no answer, or none that can be read.
+Failure = RemotingError | ProtocolError
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One broker's answers, or `failure` if there are none."""
+    """One broker's answers; with `failure` it gave none, or not all."""
 
     broker: Broker
     role: str
     log_end: int | None = None
     status: HARuntimeInfo | None = None
-    failure: RemotingError | None = None
+    failure: Failure | None = None
     lineage: LineageBody | None = None
     in_sync_replicas: int = 0
     damaged: str = ""
     failed_threads: str = ""
     not_registered: str = ""
     next_segment_not_made: str = ""
+    info: Mapping[str, str] = field(default_factory=dict)
+    """Its runtime table (28)."""
 
     @property
     def is_slave(self) -> bool:
@@ -51,12 +62,20 @@ def take(admin: MQAdmin, broker: str | None, cluster: str | None) -> list[Seen]:
     """One broker, a cluster's, or all.  Raises RemotingError if that one, or each nameserver, is silent."""
     if broker is not None:
         return [look(admin, Broker("", "", MASTER_ID, broker))]
-    # Slaves first, so that a lag shown is never smaller than it was.
-    registered = admin.brokers(cluster)
-    seen = [look_if_up(admin, one) for one in reversed(registered)][::-1]
-    return sorted(
-        [*seen, *(look_if_up(admin, one) for one in unregistered(seen))], key=lambda one: one.broker
-    )
+    return take_all(admin, admin.brokers(cluster))
+
+
+def take_all(admin: MQAdmin, brokers: Sequence[Broker], timeout_s: float = TIMEOUT_S) -> list[Seen]:
+    """These brokers and those on their replica lists: by name, the master first."""
+
+    def ask_all(some: Iterable[Broker]) -> list[Seen]:
+        return list(pool.map(lambda one: look_if_up(admin, one, timeout_s), some))
+
+    with ThreadPoolExecutor(max_workers=AT_ONCE_MAX) as pool:
+        seen = ask_all(one for one in brokers if not one.is_master)
+        seen += ask_all(one for one in brokers if one.is_master)
+        seen += ask_all(unregistered(seen))
+    return sorted(seen, key=lambda one: one.broker)
 
 
 def unregistered(seen: Sequence[Seen]) -> list[Broker]:
@@ -71,41 +90,64 @@ def unregistered(seen: Sequence[Seen]) -> list[Broker]:
     ]
 
 
-def look(admin: MQAdmin, broker: Broker) -> Seen:
-    """Asks one broker.  Raises RemotingError."""
-    info = admin.runtime_info(broker.addr)
+def look(admin: MQAdmin, broker: Broker, timeout_s: float = TIMEOUT_S) -> Seen:
+    """Asks one broker.  Raises RemotingError or ProtocolError."""
+    return _look_on(admin, broker, _info_at(admin, broker.addr, timeout_s), timeout_s)
+
+
+def look_if_up(admin: MQAdmin, broker: Broker, timeout_s: float = TIMEOUT_S) -> Seen:
+    """As `look`, but a broker that does not answer gets its own line, so that the others are shown."""
+    info: Mapping[str, str] = {}
+    try:
+        info = _info_at(admin, broker.addr, timeout_s)
+        return _look_on(admin, broker, info, timeout_s)
+    except (RemotingError, ProtocolError) as error:
+        return Seen(broker, _registered_role(broker), failure=error, info=info)
+
+
+def _registered_role(broker: Broker) -> str:
+    return "MASTER" if broker.is_master else "SLAVE"
+
+
+def _info_at(admin: MQAdmin, addr: str, timeout_s: float) -> dict[str, str]:
+    code = RequestCode.GET_BROKER_RUNTIME_INFO
+    return dict(admin.ask(addr, code, into=KVTable, timeout_s=timeout_s).table)
+
+
+def _look_on(admin: MQAdmin, broker: Broker, info: Mapping[str, str], timeout_s: float) -> Seen:
+    """The rest of `look`, for a broker with this runtime table."""
     role = info.get("brokerRole")
-    if role is None or not broker.name:
-        settings = admin.broker_config(broker.addr)
+    if not broker.name:
+        settings = admin.broker_config(broker.addr, timeout_s)
         role = role or settings.get("brokerRole", UNKNOWN)
-        broker = broker._replace(name=settings.get("brokerName", broker.name))
-    status = admin.ha_status(broker.addr)
+        broker = broker._replace(
+            name=settings.get("brokerName", broker.name), cluster=settings.get("brokerClusterName", "")
+        )
+    elif role is None:
+        try:
+            role = admin.broker_config(broker.addr, timeout_s).get("brokerRole", UNKNOWN)
+        except AnswerError:  # it wants an account for that
+            role = _registered_role(broker)
+    status = admin.ha_status(broker.addr, timeout_s)
     return Seen(
         broker,
         role,
         log_end_of(status, info.get("commitLogMaxOffset")),
         status,
-        lineage=None if status is None else lineage_at(admin, broker.addr),
+        lineage=None if status is None else lineage_at(admin, broker.addr, timeout_s),
         in_sync_replicas=int(info.get("inSyncReplicas", 0)),
         damaged=info.get("damagedRanges", ""),
         failed_threads=info.get("failedThreads", ""),
         not_registered=info.get("notRegistered", ""),
         next_segment_not_made=info.get("nextSegmentNotMade", ""),
+        info=info,
     )
 
 
-def look_if_up(admin: MQAdmin, broker: Broker) -> Seen:
-    """As `look`, but a broker that does not answer gets its own line, so that the others are shown."""
-    try:
-        return look(admin, broker)
-    except RemotingError as error:
-        return Seen(broker, "MASTER" if broker.is_master else "SLAVE", failure=error)
-
-
-def lineage_at(admin: MQAdmin, addr: str) -> LineageBody | None:
+def lineage_at(admin: MQAdmin, addr: str, timeout_s: float = TIMEOUT_S) -> LineageBody | None:
     """The broker's lineage; None if it keeps none.  Raises RemotingError."""
     try:
-        return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody)
+        return admin.ask(addr, RequestCode.GET_LINEAGE, into=LineageBody, timeout_s=timeout_s)
     except AnswerError as error:
         if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None

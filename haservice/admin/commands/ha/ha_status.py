@@ -1,8 +1,9 @@
 """`mqadmin haStatus`: who replicates from whom, how far behind, and why one does not count.
 
-Each link is one line: a master lists each connected slave as the master sees it (its view decides
-SYNC_MASTER's answers), and a slave lists its master.  A stock 4.9 broker has no status request (907); the
-ends of both logs (28) still give the lag.  Every replica on the replica list has a line, registered or not.
+First comes a verdict for each broker name.  Below it each link is one line: a master lists each connected
+slave as the master sees it (its view decides SYNC_MASTER's answers), and a slave lists its master.  A stock
+4.9 broker has no status request (907); the ends of both logs (28) still give the lag.  Every replica on the
+replica list has a line, registered or not.
 Notes below the lines say what differs from the properties file, why a master refuses writes, and why a
 failover is not safe.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
+from haservice.admin.commands.ha.verdict import NameVerdict, Severity, verdicts_of, worst
+from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard
 from haservice.errors import RemotingError
@@ -31,7 +34,14 @@ from haservice.remoting.bodies.clients import (
     HAConnectionRuntimeInfo,
 )
 from haservice.remoting.headers.lineage import LineageBody
-from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.terminal.options import (
+    broker_option,
+    cluster_option,
+    command,
+    format_option,
+    namesrv_option,
+    wide_option,
+)
 from haservice.terminal.output import (
     Column,
     Table,
@@ -48,17 +58,17 @@ COLUMNS = (
     Column("#Broker Name", "brokerName"),
     Column("#Role", "role"),
     Column("#Addr", "brokerAddr"),
-    Column("#Epoch", "epoch", right=True),
-    Column("#Log End", "logEnd", right=True),
-    Column("#Peer", "peer"),
-    Column("#Peer Broker", "peerBrokerAddr"),
-    Column("#Replica", "peerReplicaId", lambda value: "-" if value is None else value[:SHORT_ID]),
-    Column("#Ack Offset", "ackOffset", right=True),
+    Column("#Epoch", "epoch", right=True, spare=5),
+    Column("#Log End", "logEnd", right=True, spare=4),
+    Column("#Peer", "peer", spare=9),
+    Column("#Peer Broker", "peerBrokerAddr", spare=1),
+    Column("#Replica", "peerReplicaId", lambda value: "-" if value is None else value[:SHORT_ID], spare=8),
+    Column("#Ack Offset", "ackOffset", right=True, spare=6),
     Column("#Lag", "lagBytes", human_bytes, right=True),
-    Column("#Lag Time", "lagSeconds", human_seconds, right=True),
-    Column("#Rate", "bytesPerSecond", human_rate, right=True),
-    Column("#In Sync", "inSync"),
-    Column("#Lineage", "lineage", lambda value: "-" if value is None else shown_lineage(value)),
+    Column("#Lag Time", "lagSeconds", human_seconds, right=True, spare=3),
+    Column("#Rate", "bytesPerSecond", human_rate, right=True, spare=7),
+    Column("#In Sync", "inSync", spare=2),
+    Column("#Lineage", "lineage", lambda value: "-" if value is None else shown_lineage(value), spare=10),
     Column("#State", "state"),
     Column("", "roleFrom", json_only=True),
     Column("", "roleWhy", json_only=True),
@@ -72,6 +82,8 @@ COLUMNS = (
     Column("", "pledged", json_only=True),
     Column("", "pledgedTo", json_only=True),
     Column("", "replicas", json_only=True),
+    Column("", "verdict", json_only=True),
+    Column("", "verdictText", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
@@ -115,9 +127,10 @@ def shown_lineage(said: str) -> str:
     return next((short for short in (SAME_LOG, "refused") if said.startswith(short)), said)
 
 
-def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
+def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[NameVerdict] = ()) -> Table:
     """Every link of these brokers, and notes on each broker.  Pure."""
     table = Table(COLUMNS)
+    judged = {one.name: (one.state.name, one.text) for one in verdicts}
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
         for link in links_of(one, seen, ends.get(one.broker.name), now_ms):
@@ -133,6 +146,7 @@ def table_of(seen: Sequence[Seen], now_ms: int) -> Table:
                 one.not_registered or None,
                 one.next_segment_not_made or None,
                 *place_of(one),
+                *judged.get(one.broker.name, (None, None)),
             )
     table.notes = [*(note for one in seen for note in notes_of(one)), *shared_id_notes(seen)]
     return table
@@ -349,14 +363,21 @@ def _links_of_stock_master(one: Seen, seen: Iterable[Seen]) -> list[Link]:
     return links or [Link(state=STOCK)]
 
 
-def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
-    """Whether all answer that were asked or are on a replica list; standard error says why one does not."""
-    table, silent = table_of(seen, wall_clock_ms()), silent_notes(seen)
+def show_seen(seen: Sequence[Seen], output_format: str, *, alone: bool = False, wide: bool = True) -> bool:
+    """Whether nothing is wrong, and all answer that were asked or are on a replica list.
+
+    Standard error says why one does not.
+    """
+    now_ms = wall_clock_ms()
+    verdicts = verdicts_of(seen, now_ms, alone=alone)
+    table, silent = table_of(seen, now_ms, verdicts), silent_notes(seen)
     table.notes = [*table.notes, *silent]
-    show(table, output_format)
+    if output_format == "table":
+        show_verdicts(verdicts)
+    show(table, output_format, wide=wide)
     failures = [one.failure for one in seen if one.failure is not None]
     say_failures(failures)
-    return not failures and not silent
+    return not failures and not silent and worst(one.state for one in verdicts) is not Severity.CRITICAL
 
 
 @command("haStatus")
@@ -366,17 +387,20 @@ def show_seen(seen: Sequence[Seen], output_format: str) -> bool:
 @click.option(
     "-w", "--watch", "interval_s", type=click.FloatRange(min=0.1), metavar="N", help="Look again every N s."
 )
+@wide_option
 @format_option
 def ha_status(
     namesrv: tuple[str, ...],
     broker: str | None,
     cluster: str | None,
     interval_s: float | None,
+    wide: bool,
     output_format: str,
 ) -> None:
     """Shows who is in sync, and why not.
 
-    Each master's slaves and each slave's master: offsets, lag in bytes and seconds, rate, state.
+    First a verdict for each broker name, as mqadmin check gives it.  Then each master's slaves and each
+    slave's master: offsets, lag in bytes and seconds, rate, state.
 
     \b
       mqadmin haStatus -n 127.0.0.1:9876            all brokers that the nameserver knows
@@ -386,35 +410,41 @@ def ha_status(
     Lag Time is how long ago the master had no more than this slave has now.  A SYNC_MASTER answers SEND_OK
     while a slave is in sync; State says why one is not.  Epoch is the number of the last master's time in
     office, see mqadmin history.  Lineage says whether the two compared theirs, which stock peers cannot.
-    Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a broker, or a
-    replica on the list, is unreachable, the exit code is 1.
+    Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a verdict is
+    CRITICAL, or a broker or a replica on the list is unreachable, the exit code is 1.
     """
     with MQAdmin(namesrv) as admin:
+
+        def show_it(seen: Sequence[Seen]) -> bool:
+            return _show(admin, seen, output_format, alone=broker is not None, wide=wide)
+
         if interval_s is None:
-            if not _show(admin, take(admin, broker, cluster), output_format):
+            if not show_it(take(admin, broker, cluster)):
                 sys.exit(1)
             return
         with suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
             while True:
-                _show_again(admin, broker, cluster, output_format)
+                _show_again(lambda: take(admin, broker, cluster), show_it, output_format)
                 time.sleep(interval_s)
 
 
-def _show_again(admin: MQAdmin, broker: str | None, cluster: str | None, output_format: str) -> None:
+def _show_again(
+    look: Callable[[], list[Seen]], show_it: Callable[[Sequence[Seen]], bool], output_format: str
+) -> None:
     """Shows a watch once more; it goes on when nobody answers: then people need it most."""
     try:
-        seen = take(admin, broker, cluster)
+        seen = look()
     except RemotingError as error:
         echo(f"{time.strftime('%H:%M:%S')}  {error}", err=True)
         return
     if output_format == "table":
         click.clear()
         echo(time.strftime("%H:%M:%S"))
-    _show(admin, seen, output_format)
+    show_it(seen)
 
 
-def _show(admin: MQAdmin, seen: Sequence[Seen], output_format: str) -> bool:
-    complete = show_seen(seen, output_format)
+def _show(admin: MQAdmin, seen: Sequence[Seen], output_format: str, *, alone: bool, wide: bool) -> bool:
+    complete = show_seen(seen, output_format, alone=alone, wide=wide)
     if not seen:
         say_none_registered(admin, output_format)
     return complete

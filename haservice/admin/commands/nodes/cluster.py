@@ -12,10 +12,20 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
+from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, take
 from haservice.admin.commands.ha.ha_status import ha_status
+from haservice.admin.commands.ha.verdict import Severity, verdicts_of, worst
+from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.errors import RemotingError
-from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option
+from haservice.terminal.options import (
+    broker_option,
+    cluster_option,
+    command,
+    format_option,
+    namesrv_option,
+    wide_option,
+)
 from haservice.terminal.output import (
     Column,
     Table,
@@ -58,13 +68,13 @@ CLUSTER_COLUMNS = (
     Column("#Broker Name", "brokerName"),
     Column("#BID", "brokerId", right=True),
     Column("#Addr", "brokerAddr", shown_addr),
-    Column("#Version", "version"),
-    Column("#InTPS(LOAD)", "inTps", load, right=True),
-    Column("#OutTPS(LOAD)", "outTps", load, right=True),
-    Column("#PCWait(ms)", "pageCacheLockTimeMs", whole, right=True),
-    Column("#Hour", "hoursKept", hours, right=True),
+    Column("#Version", "version", spare=5),
+    Column("#InTPS(LOAD)", "inTps", load, right=True, spare=1),
+    Column("#OutTPS(LOAD)", "outTps", load, right=True, spare=2),
+    Column("#PCWait(ms)", "pageCacheLockTimeMs", whole, right=True, spare=6),
+    Column("#Hour", "hoursKept", hours, right=True, spare=4),
     Column("#SPACE", "diskRatio", ratio, right=True),
-    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
+    Column("#Log End", "commitLogMaxOffset", human_bytes, right=True, spare=3),
 )
 # How requests wait, by direction.
 LOADS = {
@@ -95,43 +105,51 @@ MORE_COLUMNS = (
     metavar="N",
     help="Look again every N s.",
 )
+@wide_option
 @format_option
 def cluster_list(
-    namesrv: tuple[str, ...], cluster: str | None, more: bool, interval_s: float | None, output_format: str
+    namesrv: tuple[str, ...],
+    cluster: str | None,
+    more: bool,
+    interval_s: float | None,
+    wide: bool,
+    output_format: str,
 ) -> None:
     """Lists clusters and their brokers.
 
-    Version, messages a second (and of the requests that wait how many, and how long), hours kept, share of
-    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  If a
-    broker that the nameserver still lists does not answer, standard error gives the reason, and the exit
-    code is 1.
+    First a verdict for each broker name, as mqadmin check gives it.  Then of each broker: version, messages
+    a second (and of the requests that wait how many, and how long), hours kept, share of the disk in use,
+    log end.  BID 0 is the master of its broker name, others are its slaves; a replica that is known and not
+    registered has none.  If one does not answer, standard error gives the reason; then, and if a verdict is
+    CRITICAL, the exit code is 1.
     """
-    show_once: Callable[[MQAdmin, str | None, str], bool] = show_more if more else show_cluster
+    show_once: Callable[[MQAdmin, str | None, str, bool], bool] = show_more if more else show_cluster
     complete = True
     with MQAdmin(namesrv) as admin, suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
-        complete = show_once(admin, cluster, output_format)
+        complete = show_once(admin, cluster, output_format, wide)
         while interval_s is not None:
             time.sleep(interval_s)
-            show_once(admin, cluster, output_format)
+            show_once(admin, cluster, output_format, wide)
     if not complete:
         sys.exit(1)
 
 
-def show_cluster(admin: MQAdmin, cluster: str | None, output_format: str) -> bool:
-    """Shows the cluster; returns whether all brokers answered."""
-    found, failures = runtime_infos(admin, admin.brokers(cluster))
-    rows = [
-        cluster_row(broker, info, str(failures[broker]) if broker in failures else None, wall_clock_ms())
-        for broker, info in found.items()
-    ]
+def show_cluster(admin: MQAdmin, cluster: str | None, output_format: str, wide: bool) -> bool:
+    """Shows the cluster; returns whether nothing is wrong, and all brokers answered."""
+    seen, now_ms = take(admin, None, cluster), wall_clock_ms()
+    verdicts = verdicts_of(seen, now_ms)
+    judged = {one.name: {"verdict": one.state.name, "verdictText": one.text} for one in verdicts}
+    rows = [cluster_row(one, now_ms) | judged[one.broker.name] for one in seen]
     if output_format == "json":
         echo(to_json(rows))
     else:
-        show(cluster_table(rows), output_format)
-    if not found:
+        show_verdicts(verdicts)
+        show(cluster_table(rows), output_format, wide=wide)
+    if not seen:
         say_none_registered(admin, output_format)
-    say_failures(list(failures.values()))
-    return not failures
+    failures = [one.failure for one in seen if one.failure is not None]
+    say_failures(failures)
+    return not failures and worst(one.state for one in verdicts) is not Severity.CRITICAL
 
 
 def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -143,7 +161,7 @@ def cluster_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def show_more(admin: MQAdmin, cluster: str | None, output_format: str) -> bool:
+def show_more(admin: MQAdmin, cluster: str | None, output_format: str, wide: bool) -> bool:
     """Shows each master's messages of yesterday, and since midnight; returns whether all answered."""
     table = Table(MORE_COLUMNS)
     brokers = admin.brokers(cluster)
@@ -156,22 +174,26 @@ def show_more(admin: MQAdmin, cluster: str | None, output_format: str) -> bool:
             for way in ("Put", "Get")
         ]
         table.add(broker.cluster, broker.name, *grown)
-    show(table, output_format)
+    show(table, output_format, wide=wide)
     if not brokers:
         say_none_registered(admin, output_format)
     say_failures(list(failures.values()))
     return not failures
 
 
-def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_ms: int) -> dict[str, Any]:
-    """One line from a runtime table; any entry of the table may be missing.  Pure."""
+def cluster_row(one: Seen, now_ms: int) -> dict[str, Any]:
+    """One line from a runtime table; any entry of the table may be missing.  Pure.
+
+    A replica that is on a list and not registered has no id.
+    """
+    broker, info = one.broker, one.info
     end = first_number(info.get("commitLogMaxOffset"))
     earliest_ms = first_number(info.get("earliestMessageTimeStamp"))
     kept = (now_ms - earliest_ms) / MS_PER_HOUR if earliest_ms is not None and earliest_ms > 0 else None
     return {
         "clusterName": broker.cluster,
         "brokerName": broker.name,
-        "brokerId": broker.broker_id,
+        "brokerId": None if broker.broker_id == UNKNOWN_ID else broker.broker_id,
         "brokerAddr": broker.addr,
         "version": info.get("brokerVersionDesc"),
         "inTps": first_number(info.get("putTps")),
@@ -181,7 +203,7 @@ def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_m
         "commitLogMaxOffset": None if end is None else int(end),
         "hoursKept": kept,
         "diskRatio": first_number(info.get("commitLogDiskRatio")),
-        "note": note,
+        "note": None if one.failure is None else str(one.failure),
     }
 
 

@@ -1,0 +1,449 @@
+"""What `mqadmin check` makes of what brokers and nameservers answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from haservice.admin.calls import Broker
+from haservice.admin.commands.ha.ha_questions import Failure, Seen
+from haservice.admin.commands.ha.verdict import CheckLimits, NameVerdict, Severity, verdicts_of, worst
+from haservice.admin.commands.ha.verdict_text import nagios_lines, result_object
+from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
+from haservice.remoting.bodies.clients import (
+    HAAbsentInfo,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+)
+from haservice.remoting.headers.lineage import EpochBody, LineageBody, MembersBody, ReplicaBody
+
+NOW_MS = 1_700_000_000_000
+GONE_MS = NOW_MS - 75_000
+MASTER, SLAVE, OTHER = (f"10.0.0.{number}:10911" for number in (1, 2, 3))
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+PAIR = MembersBody(3, 2, A, 1, 0, {A: MASTER, B: SLAVE})
+THREE = replace(PAIR, replicas={A: MASTER, B: SLAVE, C: OTHER})
+MIB = 1024 * 1024
+
+
+def link(**said: Any) -> HAConnectionRuntimeInfo:
+    whole = {
+        "slave_ack_offset": 5000,
+        "in_sync": True,
+        "lag_seconds": 0.0,
+        "replica_id": B,
+        "broker_addr": SLAVE,
+    }
+    return HAConnectionRuntimeInfo("10.0.0.2:51000", **(whole | said))
+
+
+def lineage(addr: str, replica_id: str, role: str, epoch: int = 3, **said: Any) -> LineageBody:
+    whole = {
+        "cluster_name": "C",
+        "broker_name": "broker-a",
+        "broker_addr": addr,
+        "ha_addr": f"{addr}0",
+        "broker_id": 0,
+        "file_broker_id": 0,
+        "role": role,
+        "replica_id": replica_id,
+        "segment_bytes": 1 << 30,
+        "log_start": 0,
+        "log_end": 5000,
+        "flushed": 5000,
+        "epochs": (EpochBody(epoch, 0, A),),
+        "members": PAIR,
+        "replicas": (ReplicaBody(B, SLAVE, 400, GONE_MS), ReplicaBody(C, OTHER, 400, GONE_MS)),
+    }
+    return LineageBody(**(whole | said))
+
+
+def broker(addr: str, broker_id: int) -> Broker:
+    return Broker("C", "broker-a", broker_id, addr)
+
+
+def master(
+    *links: HAConnectionRuntimeInfo,
+    role: str = "SYNC_MASTER",
+    addr: str = MASTER,
+    replica_id: str = A,
+    said: Mapping[str, Any] | None = None,
+    absent: Sequence[HAAbsentInfo] = (),
+    **seen: Any,
+) -> Seen:
+    in_sync = sum(one.in_sync for one in links)
+    status = HARuntimeInfo(True, 5000, in_sync, links, absent_slaves=absent)
+    told = lineage(addr, replica_id, role, **(said or {}))
+    return Seen(broker(addr, 0), role, 5000, status, lineage=told, **seen)
+
+
+def slave(
+    addr: str = SLAVE,
+    replica_id: str = B,
+    client: Mapping[str, Any] | None = None,
+    said: Any = None,
+    **seen: Any,
+) -> Seen:
+    whole = {"master_addr": "10.0.0.1:10912", "state": "TRANSFER", "last_read_timestamp": NOW_MS - 400}
+    info = HAClientRuntimeInfo(**(whole | dict(client or {})))
+    told = lineage(addr, replica_id, "SLAVE", **({"master_heard_ms": GONE_MS} | (said or {})))
+    status = HARuntimeInfo(False, 0, 0, (), info)
+    return Seen(broker(addr, 1), "SLAVE", 5000, status, lineage=told, **seen)
+
+
+def dead(addr: str = MASTER, broker_id: int = 0, error: Failure | None = None) -> Seen:
+    failure = error or RemotingUnreachable(addr, "Connection refused")
+    return Seen(broker(addr, broker_id), "SLAVE" if broker_id else "MASTER", failure=failure)
+
+
+def stock(addr: str, role: str, end: int = 5000, **seen: Any) -> Seen:
+    return Seen(broker(addr, 1 if role == "SLAVE" else 0), role, end, None, **seen)
+
+
+WAITING = slave(client={"state": "READY", "last_error": "Connection refused"})
+DENIED = AnswerError(MASTER, 1, "AclException: no account")
+FAR = link(in_sync=False, diff=300 * MIB, lag_seconds=40.0, reason="further behind than 256 MiB")
+DIVERGED = slave(client={"state": "READY", "last_error": "cannot be reconciled: no epoch is in both logs"})
+
+CASES: dict[str, tuple[list[Seen], Severity, str]] = {
+    "a whole pair": (
+        [master(link()), slave()],
+        Severity.OK,
+        "OK, 10.0.0.1:10911 accepts writes, 1 slave in sync, 0 B",
+    ),
+    "a master that never had a slave": (
+        [master(role="ASYNC_MASTER", said={"members": None})],
+        Severity.OK,
+        "accepts writes, it has no slave",
+    ),
+    "no master": ([dead(), WAITING], Severity.CRITICAL, "NO MASTER, sends fail since "),
+    "how long there is no master": (
+        [dead(), WAITING],
+        Severity.CRITICAL,
+        "(1 min 15 s); 10.0.0.2:10911 can be read",
+    ),
+    "why the master does not answer": (
+        [dead(), WAITING],
+        Severity.CRITICAL,
+        "10.0.0.1:10911: Connection refused",
+    ),
+    "a master that no list knows": ([WAITING], Severity.CRITICAL, "no other broker of this name is known"),
+    "a master that only the tool cannot reach": (
+        [dead(error=RemotingTimeout(MASTER, 28, 2.0)), slave()],
+        Severity.UNKNOWN,
+        "MASTER DOES NOT ANSWER HERE, but 10.0.0.2",
+    ),
+    "a frozen master that its slave has not heard for long": (
+        [
+            dead(error=RemotingTimeout(MASTER, 28, 2.0)),
+            slave(client={"last_read_timestamp": NOW_MS - 11_000}),
+        ],
+        Severity.CRITICAL,
+        "NO MASTER, sends fail since",
+    ),
+    "a master that wants an account": (
+        [dead(error=DENIED), slave()],
+        Severity.UNKNOWN,
+        "DOES NOT SAY ITS ROLE, and may be the master: 10.0.0.1:10911",
+    ),
+    "nobody": (
+        [dead(), dead(SLAVE, 1)],
+        Severity.CRITICAL,
+        "NO BROKER ANSWERS, sends fail, nobody can read; 10.0.0.1",
+    ),
+    "roles that change": (
+        [dead(), slave(said={"changing": True})],
+        Severity.WARNING,
+        "ROLES CHANGE, sends fail until",
+    ),
+    "two masters, one older": (
+        [master(link()), master(addr=OTHER, replica_id=C, said={"epoch": 1000})],
+        Severity.CRITICAL,
+        "TWO MASTERS, 10.0.0.1:10911 (epoch 3) and 10.0.0.3:10911 (epoch 1000): the older one gives way",
+    ),
+    "two masters of one epoch": (
+        [master(said={"epoch": 1000}), master(addr=OTHER, replica_id=C, said={"epoch": 1001})],
+        Severity.CRITICAL,
+        "choose one with mqadmin failover",
+    ),
+    "two masters, one of them stock": (
+        [master(link()), stock(OTHER, "SYNC_MASTER")],
+        Severity.CRITICAL,
+        "choose one with mqadmin failover",
+    ),
+    "a master that waits for another's answer": (
+        [master(link(), said={"held": "no answer yet of 10.0.0.2"}), slave()],
+        Severity.CRITICAL,
+        "REFUSES WRITES, 10.0.0.1:10911: no answer yet of 10.0.0.2",
+    ),
+    "a full disk": (
+        [master(link(), info={"refusesSends": "disk is 91 % used", "commitLogDiskRatio": "0.91"}), slave()],
+        Severity.CRITICAL,
+        "REFUSES WRITES, 10.0.0.1:10911: disk is 91 % used",
+    ),
+    "a disk that fills": (
+        [master(link(), info={"commitLogDiskRatio": "0.86"}), slave()],
+        Severity.WARNING,
+        "DISK NEARLY FULL, 10.0.0.1:10911: 86%",
+    ),
+    "a slave's full disk": (
+        [master(link()), slave(info={"commitLogDiskRatio": "0.95"})],
+        Severity.WARNING,
+        "DISK NEARLY FULL, 10.0.0.2:10911",
+    ),
+    "a stock master's full disk": (
+        [stock(MASTER, "ASYNC_MASTER", info={"commitLogDiskRatio": "0.95"})],
+        Severity.CRITICAL,
+        "DISK NEARLY FULL",
+    ),
+    "a damaged master": (
+        [master(link(), damaged="100 to 200"), slave()],
+        Severity.CRITICAL,
+        "LOG DAMAGED, 10.0.0.1:10911: from 100 to 200",
+    ),
+    "a damaged slave": (
+        [master(link()), slave(damaged="100 to 200")],
+        Severity.WARNING,
+        "LOG DAMAGED, 10.0.0.2:10911: from 100 to 200",
+    ),
+    "a thread that failed": (
+        [master(link(), failed_threads="flush: OSError"), slave()],
+        Severity.CRITICAL,
+        "must be restarted: flush: OSError",
+    ),
+    "a slave's thread that failed": (
+        [master(link()), slave(failed_threads="ha-client: ValueError")],
+        Severity.WARNING,
+        "THREAD FAILED, 10.0.0.2",
+    ),
+    "no next segment": (
+        [master(link(), next_segment_not_made="No space left"), slave()],
+        Severity.WARNING,
+        "NO ROOM FOR THE NEXT LOG",
+    ),
+    "an epoch without proof": (
+        [master(link(), said={"unproven": "x claims 5000"}), slave()],
+        Severity.WARNING,
+        "EPOCH WITHOUT PROOF, x claims",
+    ),
+    "a slave that gets no topics": (
+        [master(link()), slave(said={"not_copied": "code 16"})],
+        Severity.WARNING,
+        "TOPICS AND OFFSETS NOT COPIED, 10.0.0.2",
+    ),
+    "a SYNC_MASTER whose slave is away": (
+        [master(), dead(SLAVE, 1)],
+        Severity.CRITICAL,
+        "NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: 10.0.0.2:10911 is away, last seen 2023-11-1",
+    ),
+    "an ASYNC_MASTER whose slave is away": (
+        [master(role="ASYNC_MASTER"), dead(SLAVE, 1)],
+        Severity.WARNING,
+        "SLAVE NOT IN SYNC, 10.0.0.2:10911 is away, last seen 2023-11-1",
+    ),
+    "a SYNC_MASTER that never had a slave": (
+        [master(said={"members": None})],
+        Severity.CRITICAL,
+        "NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: none is known",
+    ),
+    "one of two slaves is away": (
+        [master(link(), said={"members": THREE}), slave(said={"members": THREE}), dead(OTHER, 1 << 31)],
+        Severity.WARNING,
+        "SLAVE NOT IN SYNC, 10.0.0.3:10911 is away",
+    ),
+    "one of two slaves that are needed": (
+        [master(link(), said={"members": THREE}, in_sync_replicas=3), slave(), dead(OTHER, 1 << 31)],
+        Severity.CRITICAL,
+        "1 OF 2 SLAVES IN SYNC, sends get SLAVE_NOT_AVAILABLE: 10.0.0.3:10911 is away",
+    ),
+    "a slave that is too far behind to count": (
+        [master(FAR), slave()],
+        Severity.CRITICAL,
+        "10.0.0.2:10911: further behind than 256 MiB; SLAVE LAGS, 10.0.0.2",
+    ),
+    "a slave that lags": (
+        [master(link(diff=MIB, lag_seconds=31.0)), slave()],
+        Severity.WARNING,
+        "SLAVE LAGS, 10.0.0.2:10911 is 31.0 s and 1.0 MiB",
+    ),
+    "a slave that lags for long": (
+        [master(link(diff=9, lag_seconds=300.0)), slave()],
+        Severity.CRITICAL,
+        "SLAVE LAGS",
+    ),
+    "a slave with another log": (
+        [master(role="ASYNC_MASTER"), DIVERGED],
+        Severity.WARNING,
+        "10.0.0.2:10911 runs and does not follow: cannot be reconciled: no epoch is in both logs",
+    ),
+    "a slave that follows and does not answer": (
+        [master(link()), dead(SLAVE, 1)],
+        Severity.WARNING,
+        "SLAVE DOES NOT ANSWER, 10.0.0.2:10911 follows",
+    ),
+    "a stock slave that follows our master": (
+        [master(link(replica_id=None, broker_addr=None), said={"members": None}), stock(SLAVE, "SLAVE")],
+        Severity.OK,
+        "accepts writes, 1 slave in sync",
+    ),
+    "a stock slave that our master has refused": (
+        [
+            master(
+                said={"members": None}, absent=[HAAbsentInfo("10.0.0.2:5100", "reports 9, log ends at 5")]
+            ),
+            stock(SLAVE, "SLAVE"),
+        ],
+        Severity.CRITICAL,
+        "10.0.0.2:10911 is registered and not connected: reports 9, log ends at 5",
+    ),
+    "a stock pair": (
+        [stock(MASTER, "SYNC_MASTER", 6000), stock(SLAVE, "SLAVE", 4976)],
+        Severity.OK,
+        "1 slave in sync, 1.0 KiB behind",
+    ),
+    "a stock slave far behind": (
+        [stock(MASTER, "SYNC_MASTER", 300 * MIB), stock(SLAVE, "SLAVE", 0)],
+        Severity.CRITICAL,
+        "NO SLAVE IN SYNC",
+    ),
+    "a stock slave behind": (
+        [stock(MASTER, "SYNC_MASTER", 100 * MIB), stock(SLAVE, "SLAVE", 0)],
+        Severity.WARNING,
+        "SLAVE LAGS, 10.0.0.2:10911 is 100.0",
+    ),
+    "a stock SYNC_MASTER without a slave": (
+        [stock(MASTER, "SYNC_MASTER")],
+        Severity.CRITICAL,
+        "NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: none is known",
+    ),
+    "a stock ASYNC_MASTER without a slave": ([stock(MASTER, "ASYNC_MASTER")], Severity.OK, "it has no slave"),
+    "a stock slave that is dead": (
+        [stock(MASTER, "ASYNC_MASTER"), dead(SLAVE, 1)],
+        Severity.WARNING,
+        "10.0.0.2:10911 is registered and does not answer",
+    ),
+    "a stock slave without its master": (
+        [stock(SLAVE, "SLAVE")],
+        Severity.CRITICAL,
+        "NO MASTER, sends fail; 10.0.0.2:10911 can be read",
+    ),
+}
+
+
+def the(seen: Sequence[Seen], **how: Any) -> NameVerdict:
+    (verdict,) = verdicts_of(seen, NOW_MS, **how)
+    return verdict
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_the_matter_with_a_broker_name(case: str) -> None:
+    seen, state, text = CASES[case]
+    verdict = the(seen)
+    assert (verdict.state.name, text in verdict.text) == (state.name, True), verdict.text
+    assert verdict.text.startswith("broker-a: ")
+
+
+ALONE: dict[str, tuple[Seen, Severity, str]] = {
+    "a slave that follows": (slave(), Severity.OK, "OK, 10.0.0.2:10911 follows 10.0.0.1:10912"),
+    "a slave that does not": (
+        WAITING,
+        Severity.WARNING,
+        "FOLLOWS NOBODY, 10.0.0.2:10911: Connection refused",
+    ),
+    "a slave that is far behind": (
+        slave(client={"master_end": 5000 + 300 * MIB}),
+        Severity.CRITICAL,
+        "SLAVE LAGS, 10.0.0.2:10911 is 300.0 MiB",
+    ),
+    "a stock slave": (stock(SLAVE, "SLAVE"), Severity.OK, "OK, 10.0.0.2:10911 answers"),
+    "a stock master": (
+        stock(MASTER, "SYNC_MASTER"),
+        Severity.OK,
+        "OK, 10.0.0.1:10911 answers as SYNC_MASTER",
+    ),
+    "a master": (master(link()), Severity.OK, "1 slave in sync"),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_a_broker_that_was_asked_alone_is_judged_by_what_it_knows(case: str) -> None:
+    seen, state, text = ALONE[case]
+    verdict = the([seen], alone=True)
+    assert (verdict.state.name, text in verdict.text) == (state.name, True), verdict.text
+
+
+def test_a_master_that_no_nameserver_lists_is_not_found_by_clients() -> None:
+    seen = [master(link(), not_registered="10.0.0.9:9876: answered code 1"), slave()]
+    nowhere = the(seen, listed={"ns1": frozenset({SLAVE}), "ns2": frozenset()})
+    assert nowhere.state is Severity.CRITICAL
+    assert "NOT REGISTERED, clients do not find the master, 10.0.0.1:10911: 10.0.0.9:9876" in nowhere.text
+    partly = the([master(link()), slave()], listed={"h:1": frozenset({MASTER}), "h:2": frozenset()})
+    assert partly.state is Severity.WARNING
+    assert "NOT REGISTERED EVERYWHERE, 10.0.0.1:10911: not at h:2" in partly.text
+    assert the([master(link()), slave()], listed={"h:1": frozenset({MASTER})}).state is Severity.OK
+
+
+def test_the_user_says_which_lag_and_how_many_slaves() -> None:
+    late = [master(link(diff=9, lag_seconds=5.0), role="ASYNC_MASTER"), slave()]
+    for limits, state in (
+        (CheckLimits(), Severity.OK),
+        (CheckLimits(lag_warning_s=5), Severity.WARNING),
+        (CheckLimits(5, 5), Severity.CRITICAL),
+        (CheckLimits(slaves=1), Severity.OK),
+        (CheckLimits(slaves=2), Severity.WARNING),
+    ):
+        assert the(late, limits=limits).state is state
+    assert "1 SLAVE IN SYNC, 2 are wanted" in the(late, limits=CheckLimits(slaves=2)).text
+
+
+def test_the_worst_comes_first_within_a_name_and_of_all_names() -> None:
+    def named(one: Seen, name: str) -> Seen:
+        return replace(one, broker=one.broker._replace(name=name))
+
+    late = link(diff=9, lag_seconds=31.0)
+    seen = [
+        *(named(one, "a-good") for one in (master(link()), slave())),
+        *(named(one, "b-late") for one in (master(late, damaged="1 to 2"), slave())),
+        *(named(one, "c-late") for one in (master(late), slave())),
+        *(named(one, "d-denied") for one in (dead(error=DENIED),)),
+    ]
+    found = verdicts_of(seen, NOW_MS)
+    assert [(one.name, one.state.name) for one in found] == [
+        ("b-late", "CRITICAL"),
+        ("c-late", "WARNING"),
+        ("d-denied", "UNKNOWN"),
+        ("a-good", "OK"),
+    ]
+    assert [one.head for one in found[0].findings] == ["LOG DAMAGED", "SLAVE LAGS"]
+    assert worst(one.state for one in found[1:]) is Severity.WARNING
+    assert worst(one.state for one in found[2:]) is Severity.UNKNOWN
+    assert worst([]) is Severity.OK
+
+
+def test_figures_follow_the_first_line_as_nagios_reads_them() -> None:
+    late = link(diff=1000, lag_seconds=0.25)
+    odd = replace(master(late, info={"commitLogDiskRatio": "0.305"}), broker=Broker("C", "a|b c", 0, MASTER))
+    lines = nagios_lines([*verdicts_of([odd], NOW_MS), the([dead()])], CheckLimits(10, 60))
+    assert [line.count("|") for line in lines] == [1, 0]
+    text, figures = lines[0].split(" | ")
+    assert text.startswith("OK - a/b c: OK, ")
+    assert figures.split() == [
+        "a_b_c.slaves_in_sync=1;;;0;1",
+        "a_b_c.lag_bytes=1000B;;;0",
+        "a_b_c.lag_seconds=0.250s;10;60;0",
+        "a_b_c.disk_used=30.50%;85;90;0;100",
+    ]
+    assert lines[1].startswith("CRITICAL - broker-a: NO BROKER ANSWERS")
+
+
+def test_a_program_gets_the_same_as_an_object() -> None:
+    found = result_object([the([dead(), WAITING])])
+    assert (found["state"], found["exitCode"]) == ("CRITICAL", 2)
+    (one,) = found["verdicts"]
+    assert (one["clusterName"], one["brokerName"], one["state"]) == ("C", "broker-a", "CRITICAL")
+    assert [finding["head"] for finding in one["findings"]] == ["NO MASTER"]
+    assert one["slavesInSync"] is None
