@@ -26,7 +26,7 @@ import click
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
 from commitlog.keys import KeyTrait
-from haservice import logs
+from haservice import __version__, logs
 from haservice.admin.commands.nodes.in_force import in_force
 from haservice.binding import ValuesRefused, keys_of
 from haservice.broker.node import BrokerNode
@@ -38,7 +38,7 @@ from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.node import NameserverNode
 from haservice.terminal.explain import explain, of_store_path, said_by_system
-from haservice.terminal.options import CONTEXT, addresses_callback
+from haservice.terminal.options import CONTEXT, addresses_callback, version_option
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ logging_option = click.option(
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@version_option
 def mqbroker(
     config_file: Path | None,
     namesrv: tuple[str, ...],
@@ -184,6 +185,7 @@ def mqbroker(
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@version_option
 def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, logging_file: Path | None) -> None:
     """Runs the nameserver, on port 9876 unless the file says otherwise.
 
@@ -355,7 +357,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 def say_kernel() -> None:
     """Logs which build of the kernel this broker has; warns of the slow one if nobody asked for it."""
-    logger.info("broker starts kernelBuild=%s", native.build())
+    logger.info("broker starts version=%s kernelBuild=%s", __version__, native.build())
     if lacking := native.lacking():
         logger.warning("the native kernel is not in force why=%s: %s", lacking, NOTICE)
 

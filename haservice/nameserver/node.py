@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from haservice import __version__
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
 from haservice.configuration.live_settings import LiveSettings, file_of
@@ -89,7 +90,9 @@ class NameserverNode:
     def start(self) -> None:
         self._server.start([self._listener])
         self._server.call_soon(self._scan_after, FIRST_SCAN_S)
-        logger.info("name server started addr=%s:%s", self._config.bind_address, self.port)
+        logger.info(
+            "name server started version=%s addr=%s:%s", __version__, self._config.bind_address, self.port
+        )
         # The line that RocketMQ's users and scripts wait for.
         print("The Name Server boot success. serializeType=JSON", flush=True)
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
 from commitlog.keys import KeyTrait
+from haservice import __version__
 from haservice.admin import daemons
 from haservice.admin.calls import MQAdmin
 from haservice.admin.daemons import mqbroker, mqnamesrv
@@ -56,7 +57,7 @@ def test_a_broker_says_once_that_it_lacks_the_native_kernel_unless_it_was_told_t
     monkeypatch.setattr(native, "lacking", lambda: "")
     daemons.say_kernel()
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "broker starts kernelBuild=python (HASERVICE_PURE is set)")
+        ("INFO", f"broker starts version={__version__} kernelBuild=python (HASERVICE_PURE is set)")
     ]
     caplog.clear()
     monkeypatch.setattr(native, "lacking", lambda: "No module named 'commitlog.kernel._native'")

@@ -65,6 +65,7 @@ CLUSTER_COLUMNS = (
     Column("#Hour", "hoursKept", hours, right=True),
     Column("#SPACE", "diskRatio", ratio, right=True),
     Column("#Log End", "commitLogMaxOffset", human_bytes, right=True),
+    Column("#haservice", "haservice"),
 )
 # How requests wait, by direction.
 LOADS = {
@@ -102,9 +103,9 @@ def cluster_list(
     """Lists clusters and their brokers.
 
     Version, messages a second (and of the requests that wait how many, and how long), hours kept, share of
-    the disk in use, log end.  BID 0 is the master of its broker name, others are its slaves.  If a
-    broker that the nameserver still lists does not answer, standard error gives the reason, and the exit
-    code is 1.
+    the disk in use, log end.  #Version is RocketMQ's, which clients go by; #haservice is ours, and empty for
+    RocketMQ's brokers.  BID 0 is the master of its broker name, others are its slaves.  If a broker that the
+    nameserver still lists does not answer, standard error gives the reason, and the exit code is 1.
     """
     show_once: Callable[[MQAdmin, str | None, str], bool] = show_more if more else show_cluster
     complete = True
@@ -180,6 +181,7 @@ def cluster_row(broker: Broker, info: Mapping[str, str], note: str | None, now_m
         "pageCacheLockTimeMs": first_number(info.get("pageCacheLockTimeMills")),
         "commitLogMaxOffset": None if end is None else int(end),
         "hoursKept": kept,
+        "haservice": info.get("haserviceVersion"),
         "diskRatio": first_number(info.get("commitLogDiskRatio")),
         "note": note,
     }
