@@ -10,7 +10,7 @@ from collections.abc import Callable
 from haservice import __version__
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
-from haservice.configuration.live_settings import LiveSettings, file_of
+from haservice.configuration.live_settings import ConfigChange, LiveSettings, file_of
 from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
@@ -47,7 +47,7 @@ class NameserverNode:
         self._acl = rules_files(config.acl, config.source)
         changes = ChangeRights(self._acl, allowed_of(config))
         # A name server without a file of its own stores where RocketMQ's does.
-        live: LiveSettings[NameserverConfig] = LiveSettings(
+        self._live = live = LiveSettings[NameserverConfig](
             config,
             path=file_of(config.source) or config.config_store_path,
             black_list=config.config_black_list,
@@ -99,6 +99,13 @@ class NameserverNode:
     def stop(self, deadline: Deadline | float = 5.0) -> None:
         """Ends everything; may be called twice.  Logs every thread that still runs at the deadline."""
         self._server.stop(deadline)
+
+    def reload(self) -> ConfigChange:
+        """Takes what the file says by now, of the keys that change while it runs.  Raises ConfigError."""
+        change = self._live.reread()
+        if change.live:
+            self._server.call_soon(self._live.apply, change)
+        return change
 
     def successor(self) -> None:
         """Nobody."""

@@ -24,6 +24,7 @@ from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration.config import BROKER_CLASSES, load_broker, load_nameserver
+from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.properties import rewritten
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
@@ -182,6 +183,9 @@ class FakeNode:
 
     def stop(self, deadline: Deadline) -> None:
         self.calls.append("stop")
+
+    def reload(self) -> ConfigChange:
+        raise AssertionError("nobody asked for it")
 
     def successor(self) -> FakeNode | None:
         self.calls.append("successor")

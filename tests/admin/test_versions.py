@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from haservice import __version__
 from haservice.admin import cli as mqadmin
 from haservice.admin.daemons import mqbroker, mqnamesrv
+from haservice.admin.shutdown import mqshutdown
 from haservice.devtools import bench_append, bench_dispatch, bench_replication, quickstart
 from haservice.devtools.scale import cli as bench_scale
 from haservice.pipeline import cli as mqpipeline
@@ -18,6 +19,7 @@ COMMANDS: dict[str, click.Command] = {
     "mqadmin": mqadmin.main,
     "mqbroker": mqbroker,
     "mqnamesrv": mqnamesrv,
+    "mqshutdown": mqshutdown,
     "mqpipeline": mqpipeline.main,
     "quickstart": quickstart.main,
     "bench_append": bench_append.main,
