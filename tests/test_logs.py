@@ -153,6 +153,7 @@ moved = sys.argv[1:]
 for number in range(40):
     if number == 10 and moved:
         pathlib.Path(moved[0]).rename(moved[0] + ".aside")
+        pathlib.Path(moved[0]).write_text("by the other process\\n")
     log.info("number=%d %s", number, "x" * 100)
 os.write(2, b"said past the log\\n")
 print("boot success", flush=True)
@@ -185,6 +186,8 @@ def test_a_file_that_another_process_has_moved_is_not_moved_again(tmp_path: Path
     numbers = [int(number) for number in re.findall(r"number=(\d+)", "".join([aside, *after]))]
     assert len(numbers) == len(set(numbers))
     assert numbers[-1] == 39
+    (shared,) = [text for text in after if "by the other process" in text]
+    assert len(re.findall("number=", shared)) > 5
 
 
 def test_what_cannot_be_rotated_is_written_on(tmp_path: Path) -> None:
