@@ -102,6 +102,7 @@ def test_the_version_is_that_of_the_changelog() -> None:
 
 def test_the_sdist_has_all_that_a_build_and_the_tests_need(sdist: Path) -> None:
     needed = tracked("*.py", "*.pyx", "*.h", "*.jinja", "*.typed", "*.properties", "*.yml", "*.md")
+    needed |= tracked("*.service", "*.yaml", "Containerfile*")
     needed |= {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.cfg", "scripts/_env"}
     assert needed - set(members(sdist)) == set()
 
@@ -132,6 +133,8 @@ def test_it_installs_from_a_directory_of_files_and_its_commands_run(wheel: Path,
     env = {"PYTHONPATH": str(library)}
     where = run(sys.executable, "-c", "import haservice; print(haservice.__file__)", cwd=tmp_path, env=env)
     assert Path(where.strip()).is_relative_to(target)
+    shared = {path.name for path in (target / "share" / "haservice").rglob("*") if path.is_file()}
+    assert shared == {"logging.yml", "mqbroker@.service", "mqnamesrv.service"}
     for command, words in {"mqbroker": ("--example", "master"), "mqnamesrv": ("--example",)}.items():
         text = run(target / "bin" / command, *words, cwd=tmp_path, env=env)
         assert "listenPort=" in text
