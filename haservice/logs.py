@@ -5,13 +5,20 @@ the names of log files and creates their directories.
 
 Code logs text from outside (names, remarks, properties, texts of exceptions) as it came.  PrintableFormatter
 escapes it, whatever formatters the file names: a record is one line; further lines begin with CONTINUED.
+
+Standard error that is a file, as under nohup, is rotated.  `configure` may be called again: it opens all files
+anew, so that those that were moved meanwhile are let go.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import logging.config
-from collections.abc import Iterator
+import os
+import stat
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +32,101 @@ LINE = "%(asctime)s %(levelname)s %(threadName)s %(name)s - %(message)s"
 # None of our formatters begins a record so.
 CONTINUED = "    | "
 
+# As conf/logging.yml advises for a file of its own.
+FILE_BYTES = 64 * 1024 * 1024
+FILES_KEPT = 9
+
 # Standard error, so that standard output carries only what scripts read.
 DEFAULT: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": LINE}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "handlers": {"stderr": {"()": "haservice.logs.standard_error", "formatter": "line"}},
     "root": {"level": "INFO", "handlers": ["stderr"]},
 }
 
 
 def configure(path: str | Path | None = None) -> None:
-    """Applies the file at `path`, or the default.  Raises ConfigError naming the file."""
-    _configure(path)
-    for handler in _handlers():
-        if not isinstance(handler.formatter, PrintableFormatter):
-            handler.setFormatter(PrintableFormatter(handler.formatter))
+    """Applies the file at `path`, or the default.  Raises ConfigError naming the file; what was in force stays."""
+    if path is None:
+        Configurator(copy.deepcopy(DEFAULT)).configure()
+        return
+    settings = read_yaml(path)
+    if not isinstance(settings, dict):
+        raise ConfigError(str(path), 0, "", "not a mapping: see conf/logging.yml for an example")
+    _place_files(settings)
+    try:
+        Configurator({"version": 1, "disable_existing_loggers": False, **settings}).configure()
+    except (ValueError, TypeError, AttributeError, ImportError, KeyError, OSError) as error:
+        cause = error.__cause__ or error
+        raise ConfigError(
+            str(path), 0, "", f"{error}: {cause}" if cause is not error else str(error)
+        ) from error
+
+
+def standard_error() -> logging.Handler:
+    """Writes to standard error; rotates it if it is a file."""
+    path = _stderr_file()
+    return logging.StreamHandler() if path is None else StandardErrorFile(path)
+
+
+class StandardErrorFile(RotatingFileHandler):
+    """The file that standard error was redirected to.  What else writes there follows to the new file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            path, backupCount=FILES_KEPT, encoding="utf-8", errors="backslashreplace", delay=True
+        )
+        self.maxBytes = FILE_BYTES
+        self.stream = self._open()
+
+    def doRollover(self) -> None:  # noqa: N802
+        """Another process that writes here may have moved the file already."""
+        if _is_at(Path(self.baseFilename), 2):
+            try:
+                super().doRollover()
+            except OSError as error:
+                self.maxBytes = 0
+                logging.getLogger(__name__).warning("the log cannot be rotated reason=%s", error)
+        elif self.stream is not None:
+            self.stream.close()
+            self.stream = self._open()
+
+    def _open(self) -> TextIOWrapper:
+        opened = super()._open()
+        both = os.path.samestat(os.fstat(1), os.fstat(2))
+        for fd in (1, 2) if both else (2,):
+            os.dup2(opened.fileno(), fd)
+        return opened
+
+
+@functools.cache
+def _stderr_file() -> Path | None:
+    """As it was at the start: after a move the system gives the new name."""
+    try:
+        path = Path("/proc/self/fd/2").readlink()
+        return path if stat.S_ISREG(os.fstat(2).st_mode) and _is_at(path, 2) else None
+    except OSError:
+        return None
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether `path` still names the file that is open as `fd`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except OSError:
+        return False
+
+
+class Configurator(logging.config.DictConfigurator):
+    """Gives each handler its PrintableFormatter before the handler has a logger."""
+
+    def configure_handler(self, config: dict[str, Any]) -> logging.Handler:
+        handler = super().configure_handler(config)
+        if not isinstance(handler, logging.Handler) or isinstance(handler.formatter, PrintableFormatter):
+            return handler
+        handler.setFormatter(PrintableFormatter(handler.formatter))
+        return handler
 
 
 class PrintableFormatter(logging.Formatter):
@@ -57,33 +143,6 @@ class PrintableFormatter(logging.Formatter):
         shown.exc_text = None  # another handler's, perhaps
         first, *rest = self.inner.format(shown).split("\n")
         return "\n".join((escaped(first), *(f"{CONTINUED}{escaped(line)}" for line in rest)))
-
-
-def _handlers() -> Iterator[logging.Handler]:
-    """Of all loggers, and those behind other handlers."""
-    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
-    for logger in loggers:
-        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-            yield handler
-            if isinstance(target := getattr(handler, "target", None), logging.Handler):
-                yield target
-
-
-def _configure(path: str | Path | None) -> None:
-    if path is None:
-        logging.config.dictConfig(DEFAULT)
-        return
-    settings = read_yaml(path)
-    if not isinstance(settings, dict):
-        raise ConfigError(str(path), 0, "", "not a mapping: see conf/logging.yml for an example")
-    _place_files(settings)
-    try:
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **settings})
-    except (ValueError, TypeError, AttributeError, ImportError, KeyError, OSError) as error:
-        cause = error.__cause__ or error
-        raise ConfigError(
-            str(path), 0, "", f"{error}: {cause}" if cause is not error else str(error)
-        ) from error
 
 
 def _place_files(settings: dict[str, Any]) -> None:

@@ -181,3 +181,33 @@ def test_a_name_server_stores_where_it_was_told_to(tmp_path: Path) -> None:
     for key in ("kvConfigPath", "configStorePath"):
         with pytest.raises(KeyForbidden):
             live.change(f"{key}=x")
+
+
+def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "broker.properties"
+    live = broker(path)
+    seen: list[int] = []
+    live.follow({RETENTION}, lambda config: seen.append(config.log.file_reserved_hours))
+    assert live.reread().told() == f"stored in {path}"
+    path.write_text(FILE.replace("=72", "=48") + "maxMessageSize=1024\nbrokerRole=SYNC_MASTER\n")
+    change = live.reread()
+    assert (change.live, change.later, seen) == (("fileReservedTime",), ("maxMessageSize",), [])
+    live.apply(change)
+    assert (live.config.log.file_reserved_hours, live.config.log.max_message_bytes) == (48, 4_194_304)
+    assert seen == [48]
+    # A line that is gone means the default.
+    path.write_text(FILE.replace("fileReservedTime=72", ""))
+    live.apply(live.reread())
+    assert seen == [48, 72]
+
+
+def test_a_file_that_a_start_would_refuse_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "broker.properties"
+    live = broker(path)
+    before = live.config
+    path.write_text(FILE.replace("=72", "=soon"))
+    with pytest.raises(ConfigError, match="not a whole number"):
+        live.reread()
+    path.unlink()
+    assert live.reread().path is None
+    assert live.config is before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haservice import logs, printable
-from haservice.errors import AnswerError
+from haservice.errors import AnswerError, ConfigError
 from haservice.terminal.output import Column, Table, echo, echo_line, show, show_pairs, to_json
 
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ \S+ \S+ - ")
@@ -137,3 +139,74 @@ def test_the_remark_of_an_answer_is_one_line_of_an_error() -> None:
     error = AnswerError("h:1", 1, HOSTILE)
     assert str(error).isprintable()
     assert error.remark == HOSTILE
+
+
+# Standard error that is a file
+
+WRITER = """
+import os, pathlib, sys
+from haservice import logs
+logs.FILE_BYTES, logs.FILES_KEPT = 2000, 2
+logs.configure()
+log = logs.logging.getLogger("haservice.x")
+moved = sys.argv[1:]
+for number in range(40):
+    if number == 10 and moved:
+        pathlib.Path(moved[0]).rename(moved[0] + ".aside")
+        pathlib.Path(moved[0]).write_text("by the other process\\n")
+    log.info("number=%d %s", number, "x" * 100)
+os.write(2, b"said past the log\\n")
+print("boot success", flush=True)
+"""
+
+
+def written(tmp_path: Path, *words: str) -> str:
+    with (tmp_path / "out.log").open("wb") as out:  # not for appending, as a shell's `>` has it
+        subprocess.run([sys.executable, "-c", WRITER, *words], stdout=out, stderr=out, check=True)
+    return (tmp_path / "out.log").read_text()
+
+
+def test_standard_error_that_is_a_file_is_rotated(tmp_path: Path) -> None:
+    newest = written(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.log", "out.log.1", "out.log.2"]
+    assert newest.endswith("said past the log\nboot success\n")
+    text = "".join((tmp_path / name).read_text() for name in ("out.log.2", "out.log.1", "out.log"))
+    numbers = [int(number) for number in re.findall(r"number=(\d+)", text)]
+    assert numbers == list(range(numbers[0], 40))
+    assert all(path.stat().st_size <= 2100 for path in tmp_path.iterdir())
+
+
+def test_a_file_that_another_process_has_moved_is_not_moved_again(tmp_path: Path) -> None:
+    """Two daemons that share nohup.out: the one that comes later to the limit goes to the new file."""
+    log = tmp_path / "out.log"
+    written(tmp_path, str(log))
+    aside = (tmp_path / "out.log.aside").read_text()
+    assert len(aside) <= 2000
+    after = [(tmp_path / name).read_text() for name in ("out.log.2", "out.log.1", "out.log")]
+    numbers = [int(number) for number in re.findall(r"number=(\d+)", "".join([aside, *after]))]
+    assert len(numbers) == len(set(numbers))
+    assert numbers[-1] == 39
+    (shared,) = [text for text in after if "by the other process" in text]
+    assert len(re.findall("number=", shared)) > 5
+
+
+def test_what_cannot_be_rotated_is_written_on(tmp_path: Path) -> None:
+    for name in ("out.log.1", "out.log.2"):  # no file of ours, and not removed
+        (tmp_path / name / "full").mkdir(parents=True)
+    text = written(tmp_path)
+    assert len(re.findall(r"number=\d+", text)) == 40
+    assert text.count("the log cannot be rotated reason=") == 1
+
+
+def test_a_terminal_or_pipe_gets_the_log_as_it_is() -> None:
+    done = subprocess.run([sys.executable, "-c", WRITER], capture_output=True, text=True, check=True)
+    assert len(re.findall(r"number=\d+", done.stderr)) == 40
+
+
+def test_a_set_up_that_is_refused_leaves_the_one_in_force(log: Path) -> None:
+    bad = log.parent / "bad.yml"
+    bad.write_text("handlers: {file: {class: logging.NoSuch}}\nroot: {handlers: [file]}\n")
+    with pytest.raises(ConfigError, match="NoSuch"):
+        logs.configure(bad)
+    logging.getLogger("haservice.x").warning("still here topic=%s", HOSTILE)
+    assert "still here" in lines_of(log)[-1]

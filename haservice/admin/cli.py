@@ -25,7 +25,7 @@ from haservice.admin.commands.topics import topic_changes, topic_stats
 from haservice.admin.commands.topics import topic_list as topics
 from haservice.errors import HAServiceError
 from haservice.terminal.explain import explain
-from haservice.terminal.options import CONTEXT
+from haservice.terminal.options import CONTEXT, version_option
 from haservice.terminal.output import echo
 
 # As the help lists them.
@@ -82,7 +82,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings=CONTEXT)
-@click.version_option(package_name="haservice", message="%(package)s %(version)s")
+@version_option
 @click.option("--tls", is_flag=True, help="Calls use TLS, as with tls.enable=true.")
 @click.option(
     "--tls-config",

@@ -1,8 +1,9 @@
 """The two daemons as commands: `mqbroker -c FILE` and `mqnamesrv`.
 
-Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM, SIGINT and SIGHUP
-stop a node cleanly; a second SIGTERM or SIGINT ends the process at once.  An error that a user can mend is
-one line on standard error and exit code 1; only our own mistakes print a traceback.
+Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM and SIGINT stop a
+node cleanly; a second one ends the process at once.  SIGHUP stops it if it runs in a terminal, else it opens
+logs anew and reads the configuration again.  An error that a user can mend is one line on standard error and
+exit code 1; only our own mistakes print a traceback.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ import click
 from commitlog.errors import CommitLogError, StoreUnreadable
 from commitlog.kernel.native import NOTICE
 from commitlog.keys import KeyTrait
-from haservice import logs
+from haservice import __version__, logs
+from haservice.admin import supervision
 from haservice.admin.commands.nodes.in_force import in_force
 from haservice.binding import ValuesRefused, keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration import config, examples
+from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
 from haservice.nameserver.node import NameserverNode
 from haservice.terminal.explain import explain, of_store_path, said_by_system
-from haservice.terminal.options import CONTEXT, addresses_callback
+from haservice.terminal.options import CONTEXT, addresses_callback, version_option
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,9 @@ class Node(Protocol):
     def stop(self, deadline: Deadline) -> None:
         """May be called twice."""
 
+    def reload(self) -> ConfigChange:
+        """Takes what its file says by now.  Raises ConfigError; nothing has changed then."""
+
     def successor(self) -> Node | None:
         """The node that follows in this process after this one has stopped; None if there is none."""
 
@@ -106,7 +112,8 @@ logging_option = click.option(
     "logging_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Logging set-up, as in conf/logging.yml; without it the log goes to standard error.",
+    help="Logging set-up, as in conf/logging.yml.  Without it the log goes to standard error; a file there is"
+    " rotated at 64 MiB.",
 )
 
 
@@ -128,6 +135,7 @@ logging_option = click.option(
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@version_option
 def mqbroker(
     config_file: Path | None,
     namesrv: tuple[str, ...],
@@ -148,9 +156,9 @@ def mqbroker(
       mqadmin haStatus -n 127.0.0.1:9876
 
     brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
-    address from the nameserver.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end
-    of its terminal, stops it cleanly; it says so when it is done.  SIGHUP does not read the file again: keys
-    are changed by mqadmin updateBrokerConfig; under nohup it is ignored.
+    address from the nameserver.  mqshutdown broker, SIGTERM (kill PID), Ctrl-C or the end of its terminal
+    stops it cleanly; it says so when it is done.  As a service, in a container or under nohup it has no
+    terminal: SIGHUP opens its logs anew, and reads its file again; the log says which keys are in force.
 
     -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
     a role given by command included.  Standard error says of a key why it is not as the file has it.
@@ -172,7 +180,7 @@ def mqbroker(
         say_kernel()
         allow_many_files()
         with store_key_named(node_config):
-            run(BrokerNode(node_config))
+            run(BrokerNode(node_config), lambda: logs.configure(logging_file))
 
 
 @click.command(context_settings=CONTEXT)
@@ -184,12 +192,14 @@ def mqbroker(
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@version_option
 def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, logging_file: Path | None) -> None:
     """Runs the nameserver, on port 9876 unless the file says otherwise.
 
     Brokers register with it every 30 seconds; clients ask it where a topic's queues are.  It keeps nothing
-    that brokers would not tell it again.  SIGTERM (kill PID), Ctrl-C or SIGHUP, the end of its terminal,
-    stops it cleanly; SIGHUP does not read the file again, and is ignored under nohup.
+    that brokers would not tell it again.  mqshutdown namesrv, SIGTERM (kill PID), Ctrl-C or the end of its
+    terminal stops it cleanly.  As a service, in a container or under nohup it has no terminal: SIGHUP opens
+    its logs anew, and reads its file again.
     """
     if example:
         click.echo(examples.NAMESERVER.text(), nl=False)
@@ -204,7 +214,7 @@ def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, loggi
         logs.configure(logging_file)
         warn(node_config.warnings)
         allow_many_files()
-        run(NameserverNode(node_config))
+        run(NameserverNode(node_config), lambda: logs.configure(logging_file))
 
 
 def allow_many_files() -> None:
@@ -215,55 +225,103 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def run(node: Node) -> None:
-    """Serves until SIGTERM, SIGINT or SIGHUP, then stops cleanly.
+class Orders:
+    """What signals ask of a node, and that it is to be run again; `stirred` is set by each of them."""
 
-    A second signal ends the process at once, except SIGHUP: a closing terminal sends that itself and through
-    its shell.  As in RocketMQ, where Java stops at it, SIGHUP does not read the file again.
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.reload = threading.Event()
+        self.restart = threading.Event()
+        self.stirred = threading.Event()
+
+    def listen(self) -> None:
+        """From now on signals are heard.  A second signal to stop ends the process at once, except SIGHUP:
+        a closing terminal sends that itself and through its shell.
+        """
+        on_hangup = self._on_stop if supervision.ends_with_terminal() else self._on_reload
+        signal.signal(signal.SIGHUP, on_hangup)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # A shell's background job ignores Ctrl-C.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_stop)
+
+    def on_restart(self) -> None:
+        self.restart.set()
+        self.stirred.set()
+
+    def _on_stop(self, number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+        self.stop.set()
+        self.stirred.set()
+
+    def _on_reload(self, _: int, __: FrameType | None) -> None:
+        self.reload.set()
+        self.stirred.set()
+
+
+def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
+    """Serves until it is told to stop, then stops cleanly.  `open_logs` opens them anew.
 
     A node whose ports have failed is stopped, too; a supervisor may start the process again.  A node that
     takes another role is followed by its successor in the same process, for nobody watches then: on a full
     disk the successor waits for room, and for a taken port it waits a while.
     """
-    told = threading.Event()
-    # Set when something has happened: a signal, or another role.
-    stirred = threading.Event()
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
-        told.set()
-        stirred.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A shell's background job ignores Ctrl-C; a process under nohup ignores the end of its terminal.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, on_signal)
+    orders = Orders()
+    orders.listen()
     gc.set_threshold(*GC_THRESHOLDS)
     first, patience = node, Patience()
     current: Node | None = node
     while current is not None:
         node = current
-        node.on_restart = stirred.set
+        orders.restart.clear()
+        node.on_restart = orders.on_restart
         try:
             node.start()
         except (CommitLogError, ConfigError, OSError) as error:
             seconds = None if node is first else patience.seconds(error)
             if seconds is None:
                 raise
-            current = None if told.wait(seconds) else node.again()
+            current = None if orders.stop.wait(seconds) else node.again()
             continue
         patience = Patience()
         gc.unfreeze()
         gc.collect()
         gc.freeze()
-        while not stirred.wait(LOOK_SECONDS) and node.failed is None:
-            pass
-        stirred.clear()
+        serve(node, orders, open_logs)
         node.stop(Deadline(STOP_SECONDS))
         if node.failed is not None:
             raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
-        current = None if told.is_set() else node.successor()
+        current = None if orders.stop.is_set() else node.successor()
     logger.info("stopped cleanly")
+
+
+def serve(node: Node, orders: Orders, open_logs: Callable[[], None]) -> None:
+    """Returns when the node is to be stopped, or has failed."""
+    supervision.tell_ready()
+    while node.failed is None and not orders.stop.is_set() and not orders.restart.is_set():
+        if orders.reload.is_set():
+            orders.reload.clear()
+            supervision.tell_reloading()
+            reload(node, open_logs)
+            supervision.tell_ready()
+        orders.stirred.wait(LOOK_SECONDS)
+        orders.stirred.clear()
+    if not orders.restart.is_set():
+        supervision.tell_stopping()
+
+
+def reload(node: Node, open_logs: Callable[[], None]) -> None:
+    """What cannot be read stays as it was; the log says so."""
+    try:
+        open_logs()
+        change = node.reload()
+    except (HAServiceError, OSError) as error:
+        logger.error("not all was read again, and stays as it was reason=%s", explain(error))
+        return
+    logger.info(
+        "logs opened anew, configuration read again file=%s in_force_now=%s at_next_start=%s",
+        *(change.path, ",".join(change.live) or "-", ",".join(change.later) or "-"),
+    )
 
 
 class Patience:
@@ -355,7 +413,7 @@ def warn(warnings: Iterable[str]) -> None:
 
 def say_kernel() -> None:
     """Logs which build of the kernel this broker has; warns of the slow one if nobody asked for it."""
-    logger.info("broker starts kernelBuild=%s", native.build())
+    logger.info("broker starts version=%s kernelBuild=%s", __version__, native.build())
     if lacking := native.lacking():
         logger.warning("the native kernel is not in force why=%s: %s", lacking, NOTICE)
 

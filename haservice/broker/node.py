@@ -42,6 +42,7 @@ from haservice.broker.roles.startup import RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
+from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 
@@ -161,6 +162,14 @@ class BrokerNode:
     def failed(self) -> BaseException | None:
         """What ended the clients' ports, if it was not stop()."""
         return self.parts.server.failed if self._served else None
+
+    def reload(self) -> ConfigChange:
+        """Takes what the file says by now, of the keys that change while a broker runs.  Raises ConfigError."""
+        live = self.parts.live
+        change = live.reread()
+        if change.live:
+            self.parts.server.call_soon(live.apply, change)
+        return change
 
     def successor(self) -> BrokerNode | None:
         """The node to start in this process once this one has stopped; None if there is none."""

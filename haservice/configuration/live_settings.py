@@ -1,6 +1,7 @@
 """LiveSettings: a node's configuration while it runs, and how an administrator changes it.
 
     change(text)   in a work thread: checks everything, then rewrites the file the node was started with
+    reread()       in any thread: what somebody has changed in the file by hand
     apply(change)  on the loop: puts live keys in force, and tells those who follow them
 
 A key is live when a Taker that it is declared with follows: that one takes a new value without a restart.
@@ -21,7 +22,13 @@ from typing import Any, Generic, TypeVar
 from commitlog.keys import KeyTrait, Taker
 from haservice.binding import Binder, keys_of, nearest
 from haservice.configuration import rocketmq_keys
-from haservice.configuration.config import FILE_BYTES_MAX, broker_from, in_force, nameserver_from
+from haservice.configuration.config import (
+    FILE_BYTES_MAX,
+    broker_from,
+    in_force,
+    nameserver_from,
+    read_text,
+)
 from haservice.configuration.properties import Properties, PropertyEntry, parse, rewritten
 from haservice.configuration.settings import NameserverConfig, NodeConfig
 from haservice.errors import ConfigError
@@ -138,6 +145,28 @@ class LiveSettings(Generic[C]):
             path = self._rewrite(asked, wanted)
         return ConfigChange(values, tuple(sorted(live)), tuple(sorted(wanted.keys() - live)), path)
 
+    def reread(self) -> ConfigChange:
+        """What the file says by now.  Waits for the disk.  Raises ConfigError if a start would refuse it.
+
+        Of the role nothing is said: a command counts for it, too.
+        """
+        path = self._path
+        if path is None or not path.exists():
+            return ConfigChange({}, (), (), None)
+        with self._lock:
+            of_file = parse(read_text(path), str(path))
+        is_broker = isinstance(self.config, NodeConfig)
+        following = broker_from(of_file) if is_broker else nameserver_from(of_file)
+        before, values = _by_class(self.config), _by_class(following)
+        changed = {
+            key.name
+            for cls, fields in values.items()
+            for key, field in keys_of(cls)
+            if key.name not in ROLE_KEYS and fields[field.name] != before[cls][field.name]
+        }
+        live = self.reloadable_keys & changed
+        return ConfigChange(values, tuple(sorted(live)), tuple(sorted(changed - live)), path)
+
     def apply(self, change: ConfigChange) -> None:
         """On the loop."""
         self.changes += 1
@@ -193,6 +222,16 @@ def file_of(source: str) -> Path | None:
     """The file that a node was started with; None if there was none."""
     path = Path(source) if source else None
     return path if path is not None and path.is_file() else None
+
+
+def _by_class(config: NodeConfig | NameserverConfig) -> dict[type[Any], dict[str, Any]]:
+    """The fields that have keys, by the dataclass that they are in."""
+    parts = [config, *(getattr(config, field.name) for field in dataclasses.fields(config))]
+    return {
+        type(part): {field.name: getattr(part, field.name) for _, field in keys_of(type(part))}
+        for part in parts
+        if dataclasses.is_dataclass(part)
+    }
 
 
 def _classes(config: NodeConfig | NameserverConfig) -> list[type[Any]]:

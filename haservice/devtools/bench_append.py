@@ -30,6 +30,7 @@ import click
 from commitlog.kernel.records import NewMessage, encode, encode_host, encode_properties
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
+from haservice.terminal.options import CONTEXT, version_option
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 GROUP = 32
@@ -37,7 +38,8 @@ WAITING = 64
 FLUSH_DEADLINE_S = 30.0
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=CONTEXT)
+@version_option
 @click.option("--mib", default=256, show_default=True, help="Megabytes of log to write in each row.")
 @click.option("--body", "body_bytes", default=1024, show_default=True, help="Bytes of body in each message.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds; a row shows the median.")

@@ -21,6 +21,7 @@ from commitlog.kernel import native
 from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.options import LogOptions
 from commitlog.store import Store
+from haservice.terminal.options import CONTEXT, version_option
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 QUEUES = (1, 8, 1024)
@@ -31,7 +32,8 @@ GROUP = 512
 CLOSE_MESSAGES = 2560
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=CONTEXT)
+@version_option
 @click.option("--messages", default=50_000, show_default=True, help="Messages in each measured part.")
 @click.option("--rounds", default=3, show_default=True, help="Rounds; a figure is their median.")
 @click.option(

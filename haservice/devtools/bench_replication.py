@@ -38,6 +38,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageHeader
 from haservice.remoting.tls import self_signed
+from haservice.terminal.options import CONTEXT, version_option
 
 TOPIC = "bench"
 STORE_HOST = encode_host("127.0.0.1", 10911)
@@ -60,7 +61,8 @@ class Load(NamedTuple):
     not_ok: int
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=CONTEXT)
+@version_option
 @click.option("--gib", default=1.0, show_default=True, help="Gigabytes of log for the catch-up row.")
 @click.option("--count", default=60_000, show_default=True, help="Messages in each row of sends.")
 @click.option("--body", "body_bytes", default=1024, show_default=True, help="Bytes of body in each message.")

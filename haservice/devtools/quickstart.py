@@ -36,7 +36,7 @@ from haservice.errors import HAServiceError, RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader
 from haservice.terminal.explain import explain
 from haservice.terminal.interrupt import run
-from haservice.terminal.options import CONTEXT
+from haservice.terminal.options import CONTEXT, version_option
 from haservice.terminal.output import human_bytes
 
 TOPIC = "Quickstart"
@@ -69,6 +69,7 @@ class QuickstartFailed(HAServiceError):
 
 
 @click.command(context_settings=CONTEXT)
+@version_option
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def main(file: Path | None) -> None:
     """Runs a replicating pair here, sends each line of FILE, kills the master, reads from the slave.

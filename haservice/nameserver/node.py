@@ -7,9 +7,10 @@ import logging
 import time
 from collections.abc import Callable
 
+from haservice import __version__
 from haservice.access.files import rules_files
 from haservice.access.guard import AclGuard
-from haservice.configuration.live_settings import LiveSettings, file_of
+from haservice.configuration.live_settings import ConfigChange, LiveSettings, file_of
 from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
@@ -48,7 +49,7 @@ class NameserverNode:
         self._acl = rules_files(config.acl, config.source)
         changes = ChangeRights(self._acl, allowed_of(config))
         # A nameserver without a file of its own stores where RocketMQ's does.
-        live: LiveSettings[NameserverConfig] = LiveSettings(
+        self._live = live = LiveSettings[NameserverConfig](
             config,
             path=file_of(config.source) or config.config_store_path,
             black_list=config.config_black_list,
@@ -93,7 +94,9 @@ class NameserverNode:
         self._server.start([self._listener])
         self._open_monitoring()
         self._server.call_soon(self._scan_after, FIRST_SCAN_S)
-        logger.info("nameserver started addr=%s:%s", self._config.bind_address, self.port)
+        logger.info(
+            "nameserver started version=%s addr=%s:%s", __version__, self._config.bind_address, self.port
+        )
         # The line that RocketMQ's users and scripts wait for.
         print("The Name Server boot success. serializeType=JSON", flush=True)
 
@@ -113,6 +116,13 @@ class NameserverNode:
         except BaseException:
             self._server.stop()
             raise
+
+    def reload(self) -> ConfigChange:
+        """Takes what the file says by now, of the keys that change while it runs.  Raises ConfigError."""
+        change = self._live.reread()
+        if change.live:
+            self._server.call_soon(self._live.apply, change)
+        return change
 
     def successor(self) -> None:
         """Nobody."""

@@ -49,6 +49,7 @@ from haservice.pipeline.decode.schema import NAMES
 from haservice.pipeline.session import session
 from haservice.pipeline.sources.log_source import LogReader, LogSource
 from haservice.pipeline.sources.store_view import ENTRY, StoreView
+from haservice.terminal.options import CONTEXT, version_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,7 +81,8 @@ class Figure:
     handed_cpu_s: float | None = None
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=CONTEXT)
+@version_option
 @click.option(
     "--sizes", default="512,1024,2048,4096", show_default=True, help="MiB of log, multiples of 512."
 )

@@ -28,7 +28,7 @@ from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.jobs.job import COULD_NOT_RUN, USAGE, Job
 from haservice.pipeline.session import INSTALL
 from haservice.terminal.explain import explain
-from haservice.terminal.options import CONTEXT
+from haservice.terminal.options import CONTEXT, version_option
 
 # For each job its module, which offers `command`, and its line in the help.
 JOBS: Mapping[str, tuple[str, str]] = {
@@ -156,6 +156,7 @@ def known_master(_: click.Context, __: click.Parameter, value: str | None) -> st
 
 
 @click.group(cls=Jobs, context_settings=CONTEXT)
+@version_option
 @click.option(
     "--master",
     metavar="URL",

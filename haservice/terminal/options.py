@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from commitlog.log.log import wall_clock_ms
+from haservice import __version__
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,6 +131,9 @@ broker_option = one_broker_option("--brokerAddr")
 cluster_option = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="A cluster's brokers.")
 
 topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+
+
+version_option = click.version_option(__version__, message=f"haservice {__version__}")
 
 
 def _format_option(*names: str) -> Callable[[F], F]:

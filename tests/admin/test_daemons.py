@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
 from commitlog.keys import KeyTrait
+from haservice import __version__
 from haservice.admin import daemons
 from haservice.admin.calls import MQAdmin
 from haservice.admin.daemons import mqbroker, mqnamesrv
@@ -23,6 +24,7 @@ from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration.config import BROKER_CLASSES, load_broker, load_nameserver
+from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.properties import rewritten
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
@@ -56,7 +58,7 @@ def test_a_broker_says_once_that_it_lacks_the_native_kernel_unless_it_was_told_t
     monkeypatch.setattr(native, "lacking", lambda: "")
     daemons.say_kernel()
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("INFO", "broker starts kernelBuild=python (HASERVICE_PURE is set)")
+        ("INFO", f"broker starts version={__version__} kernelBuild=python (HASERVICE_PURE is set)")
     ]
     caplog.clear()
     monkeypatch.setattr(native, "lacking", lambda: "No module named 'commitlog.kernel._native'")
@@ -181,6 +183,9 @@ class FakeNode:
 
     def stop(self, deadline: Deadline) -> None:
         self.calls.append("stop")
+
+    def reload(self) -> ConfigChange:
+        raise AssertionError("nobody asked for it")
 
     def successor(self) -> FakeNode | None:
         self.calls.append("successor")

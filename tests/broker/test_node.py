@@ -17,6 +17,7 @@ from commitlog.errors import StoreLocked
 from commitlog.kernel import native
 from commitlog.kernel.records import decode
 from commitlog.options import FlushDiskType
+from haservice import __version__
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole, NameserverConfig
 from haservice.devtools.pair import free_port_block
@@ -74,6 +75,15 @@ def test_which_build_of_the_kernel_is_in_force_is_told(
     told = table(client, addr_of(start()))["kernelBuild"]
     assert told == native.build
     assert told.split()[0] in ("native", "python")
+
+
+def test_a_broker_tells_people_its_own_version_and_clients_that_of_rocketmq(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    answer = client.call(addr_of(start()), RemotingCommand.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    told = KVTable.decode(answer.body).table
+    assert (told["haserviceVersion"], told["brokerVersionDesc"]) == (__version__, "V4_9_8")
+    assert (answer.version, told["brokerVersion"]) == (409, "409")
 
 
 # Sends and their statuses

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from haservice.terminal.options import CONTEXT, version_option
 from tests.chaos.early import ending_on_sigterm, heed_interrupts, reason
 from tests.chaos.report import Ran, Report
 
@@ -202,7 +203,8 @@ def _page(report: Report, directory: Path) -> None:
     click.echo(f"report: {write_page(report, directory, made_by=command_line())}")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings=CONTEXT)
+@version_option
 @click.option("--rounds", type=click.IntRange(min=1), help="How many; each layer has its own short number.")
 @click.option("--seed", default=1, show_default=True, help="Of the first round; the next one has the next.")
 @click.option(

@@ -1,14 +1,24 @@
-"""Signals to real processes."""
+"""Signals to real processes: from terminals that end, from those who rotate logs, from service managers."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import signal
+import socket
+import subprocess
+import termios
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import Process, ScratchPair
 from tests.cluster.support import numbered, send_ok
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -23,16 +33,52 @@ def hangups_told() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture
+def terminals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Each process that is started has a terminal of its own; closing its number here ends the terminal."""
+    original = subprocess.Popen
+    masters: list[int] = []
+
+    def in_terminal(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        master, slave = pty.openpty()
+        masters.append(master)
+        try:
+            return original(
+                *args,
+                **options,
+                start_new_session=True,
+                preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),
+            )
+        finally:
+            os.close(slave)
+
+    monkeypatch.setattr(subprocess, "Popen", in_terminal)
+    yield masters
+    for master in masters:
+        os.close(master)
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started have no terminal."""
+    original = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **options: original(*args, **options, start_new_session=True)
+    )
+
+
 @pytest.mark.usefixtures("hangups_told")
-def test_the_end_of_a_terminal_stops_both_daemons_cleanly(make_pair: Callable[..., ScratchPair]) -> None:
+def test_the_end_of_a_terminal_stops_both_daemons_cleanly(
+    make_pair: Callable[..., ScratchPair], terminals: list[int]
+) -> None:
     """The kernel tells of it, and the shell once more."""
     pair = make_pair("ASYNC_MASTER")
     names, master = pair.start_nameserver(), pair.start_master()
     send_ok(pair.master_addr, numbered(0, 20))
 
     def hang_up(process: Process) -> None:
-        for _ in range(2):
-            process.popen.send_signal(signal.SIGHUP)
+        os.close(terminals.pop())
+        process.popen.send_signal(signal.SIGHUP)
         assert process.popen.wait(EXIT_SECONDS) == 0
         assert "stopped cleanly" in process.output()
 
@@ -42,14 +88,74 @@ def test_the_end_of_a_terminal_stops_both_daemons_cleanly(make_pair: Callable[..
     hang_up(names)
 
 
-def test_a_daemon_under_nohup_outlives_its_terminal(make_pair: Callable[..., ScratchPair]) -> None:
+def test_a_daemon_under_nohup_outlives_its_terminal(
+    make_pair: Callable[..., ScratchPair], terminals: list[int]
+) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         pair = make_pair("ASYNC_MASTER")
         names, master = pair.start_nameserver(), pair.start_master()
     finally:
         signal.signal(signal.SIGHUP, before)
-    for process in (names, master):
-        process.popen.send_signal(signal.SIGHUP)
+    for process in (master, names):
+        os.close(terminals.pop())
+        wait_until(lambda process=process: "read again" in process.output(), "it has heard of the end")  # type: ignore[misc]
     send_ok(pair.master_addr, numbered(0, 20))
     assert [process.stop() for process in (master, names)] == [0, 0]
+
+
+def add(file: Path, text: str) -> None:
+    file.write_text(file.read_text() + text)
+
+
+@pytest.mark.usefixtures("hangups_told", "services")
+def test_a_service_opens_its_logs_anew_and_reads_its_file_again(
+    make_pair: Callable[..., ScratchPair], admin: Callable[[ScratchPair], MQAdmin]
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    names, master = pair.start_nameserver(), pair.start_master()
+    log, file = master.log, pair.root / "broker-a.properties"
+    rotated = log.rename(f"{log}.1")
+    end = rotated.stat().st_size
+    add(file, "fileReservedTime=7\nmaxMessageSize=5000\n")
+    master.popen.send_signal(signal.SIGHUP)
+    wait_until(lambda: log.exists() and "configuration read again" in log.read_text(), "a new log")
+    assert f"file={file} in_force_now=fileReservedTime at_next_start=maxMessageSize" in log.read_text()
+    assert rotated.stat().st_size == end
+    config = admin(pair).broker_config(pair.master_addr)
+    wait_until(
+        lambda: admin(pair).broker_config(pair.master_addr)["fileReservedTime"] == "7", "the key is in force"
+    )
+    assert config["maxMessageSize"] != "5000"
+
+    add(file, "fileReservedTime=soon\n")
+    master.popen.send_signal(signal.SIGHUP)
+    wait_until(lambda: "stays as it was" in log.read_text(), "the file is refused")
+    assert f"{file}:" in log.read_text()
+    assert "fileReservedTime=soon" in log.read_text()
+    assert admin(pair).broker_config(pair.master_addr)["fileReservedTime"] == "7"
+
+    add(pair.root / "namesrv.properties", "orderMessageEnable=true\n")
+    names.popen.send_signal(signal.SIGHUP)
+    wait_until(
+        lambda: "in_force_now=orderMessageEnable" in names.output(), "the nameserver has read its file"
+    )
+    send_ok(pair.master_addr, numbered(0, 20))
+    assert [names.stop(), master.popen.poll()] == [0, None]
+
+
+@pytest.mark.usefixtures("hangups_told", "services")
+def test_a_service_manager_is_told_when_a_daemon_serves_reloads_and_stops(
+    make_pair: Callable[..., ScratchPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(EXIT_SECONDS)
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        names = make_pair().start_nameserver()
+        assert manager.recv(100) == b"READY=1"
+        names.popen.send_signal(signal.SIGHUP)
+        assert manager.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        assert manager.recv(100) == b"READY=1"
+        assert names.stop() == 0
+        assert manager.recv(100) == b"STOPPING=1"

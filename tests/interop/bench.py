@@ -34,6 +34,7 @@ from haservice.remoting.bodies.clients import KVTable
 from haservice.remoting.client import BlockingClient, expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from haservice.terminal.options import version_option
 from tests.interop.bare import BarePair, compiled
 from tests.interop.jars import java_command
 from tests.interop.stock import KINDS, StockBroker, broker, nameserver
@@ -385,6 +386,7 @@ def size_text(size: int) -> str:
 
 
 @click.command()
+@version_option
 @click.option("--rounds", default=3, show_default=True, help="Rounds of each kind; medians are shown.")
 @click.option("--seconds", default=5.0, show_default=True, help="How long each cell is measured.")
 @click.option(

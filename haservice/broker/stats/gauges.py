@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from commitlog.store import Store
+from haservice import __version__
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.health import Health
 from haservice.broker.metadata.registration import Registration
@@ -41,6 +42,7 @@ class Gauges:
         broker = self.live.config.broker
         return {
             **self.delivery.gauges(),
+            "haserviceVersion": __version__,
             "kernelBuild": native.build(),
             "dispatchBehindBytes": str(self.store.dispatcher.behind),
             "damagedRanges": self.store.log.damaged_text,

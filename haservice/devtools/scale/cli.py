@@ -13,7 +13,7 @@ import click
 from haservice.devtools.scale import rows
 from haservice.devtools.scale.point import Point, Row
 from haservice.devtools.scale.stage import Stage
-from haservice.terminal.options import CONTEXT
+from haservice.terminal.options import CONTEXT, version_option
 from haservice.terminal.output import Column, Table, echo, to_json_line
 
 LAW = "law"
@@ -88,6 +88,7 @@ class _Command(click.Command):
 
 
 @click.command(cls=_Command, context_settings=CONTEXT)
+@version_option
 @click.option("--only", multiple=True, metavar="ROW", help="Only rows whose name begins so; may be repeated.")
 @click.option("--sizes", callback=sizes_of, metavar="N,N", help="Other sizes than those of the row.")
 @click.option("--minutes", default=5.0, show_default=True, help="How long `soak` runs.")

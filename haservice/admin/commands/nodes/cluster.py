@@ -75,6 +75,7 @@ CLUSTER_COLUMNS = (
     Column("#Hour", "hoursKept", hours, right=True, spare=4),
     Column("#SPACE", "diskRatio", ratio, right=True),
     Column("#Log End", "commitLogMaxOffset", human_bytes, right=True, spare=3),
+    Column("#haservice", "haservice", spare=7),
 )
 # How requests wait, by direction.
 LOADS = {
@@ -119,8 +120,9 @@ def cluster_list(
 
     First a verdict for each broker name, as mqadmin check gives it.  Then of each broker: version, messages
     a second (and of the requests that wait how many, and how long), hours kept, share of the disk in use,
-    log end.  BID 0 is the master of its broker name, others are its slaves; a replica that is known and not
-    registered has none.  If one does not answer, standard error gives the reason; then, and if a verdict is
+    log end.  #Version is RocketMQ's, which clients go by; #haservice is ours, and empty for RocketMQ's.  BID 0
+    is the master of its broker name, others are its slaves; a replica that is known and not registered has
+    none.  If one does not answer, standard error gives the reason; then, and if a verdict is
     CRITICAL, the exit code is 1.
     """
     show_once: Callable[[MQAdmin, str | None, str, bool], bool] = show_more if more else show_cluster
@@ -202,6 +204,7 @@ def cluster_row(one: Seen, now_ms: int) -> dict[str, Any]:
         "pageCacheLockTimeMs": first_number(info.get("pageCacheLockTimeMills")),
         "commitLogMaxOffset": None if end is None else int(end),
         "hoursKept": kept,
+        "haservice": info.get("haserviceVersion"),
         "diskRatio": first_number(info.get("commitLogDiskRatio")),
         "note": None if one.failure is None else str(one.failure),
     }
