@@ -47,7 +47,7 @@ def status_table() -> Table:
 def cluster_table() -> Table:
     table = Table(CLUSTER_COLUMNS)
     load = (10000.0, "10", "30")
-    table.add("DefaultCluster", "broker-a", 0, ADDR, "V4_9_8", load, load, 0.0, 72.5, 0.75, 5 << 30)
+    table.add("DefaultCluster", "broker-a", 0, ADDR, "V4_9_8", load, load, 0.0, 72.5, 0.75, 5 << 30, "0.5.0")
     return table
 
 
