@@ -45,7 +45,8 @@ def main(root: Path, extra: str, wanted: str) -> int:
     if not make(venv, moved=not belongs_here(venv)):
         return 1
     modules = native_modules(root)
-    forget_native(root, modules)
+    if not any(one.read_text().strip() == wanted for one in venv.glob(".prepared-*")):
+        forget_native(root, modules)  # else a program that starts meanwhile would run without it
     suffix, stamps = EXTRAS[extra]
     target = f"{root}{suffix}"
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

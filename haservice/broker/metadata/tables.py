@@ -16,12 +16,12 @@ from haservice.broker.delay.offsets import DelayOffsets, level_bounds
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
-from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.topics.readable import unlisted_topics
 from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.configuration.settings import NodeConfig
 from haservice.persisted_file import PersistedFile
+from haservice.table_journal import TableJournal
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Tables:
             self._list_topics()
         self.offsets = ConsumerOffsets(
             PersistedFile(directory / "consumerOffset.json"),
-            journal=OffsetJournal(directory / "consumerOffset.journal"),
+            journal=TableJournal(directory / "consumerOffset.journal"),
             text_bytes_max=broker.max_consumer_offset_bytes,
         )
         self.offsets.load()

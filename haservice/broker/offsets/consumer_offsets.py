@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from haservice.broker.offsets.changes import Batch, Changed, OffsetChanges, members_of, merged
-from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.offsets.merge import SEPARATOR, Looks, OffsetTable, settled
 from haservice.broker.offsets.names import OffsetNames
 from haservice.broker.offsets.stored import StoredOffsets
@@ -32,6 +31,7 @@ from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 from haservice.remoting.bodies.offset_text import decode_changes, encode_changes, encode_offsets, slices
 from haservice.remoting.codes import ResponseCode
+from haservice.table_journal import TableJournal
 
 __all__ = ["SEPARATOR", "ConsumerOffsets"]
 
@@ -56,7 +56,7 @@ class ConsumerOffsets:
         self,
         stored: PersistedFile,
         *,
-        journal: OffsetJournal | None = None,
+        journal: TableJournal | None = None,
         text_bytes_max: int = TEXT_BYTES_MAX,
     ) -> None:
         """Without `journal` the file is written whole each time."""

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from zlib import crc32
 
-from haservice.broker.offsets.journal import OffsetJournal
 from haservice.broker.offsets.table import ShardedTable
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
 from haservice.remoting.bodies.offset_text import TREE_BYTES_MAX
+from haservice.table_journal import TableJournal
 
 # Tables with less text are written whole: it takes a few milliseconds.
 SMALL_BYTES = 256 * 1024
@@ -49,7 +49,7 @@ class StoredOffsets:
     def __init__(
         self,
         file: PersistedFile,
-        journal: OffsetJournal | None,
+        journal: TableJournal | None,
     ) -> None:
         """Without a journal the file is always written whole."""
         self._file = file

@@ -22,9 +22,9 @@ from zlib import crc32
 
 import orjson
 
-from haservice.broker.offsets.journal import OffsetJournal
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import TopicConfig, TopicConfigWrapper
+from haservice.table_journal import TableJournal
 
 # Tables with fewer topics are written whole: it takes a few milliseconds.
 SMALL_TOPICS = 1000
@@ -39,7 +39,7 @@ class TopicsFile:
 
     def __init__(self, file: PersistedFile, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._file = file
-        self._journal = OffsetJournal(file.path.with_suffix(".journal"))
+        self._journal = TableJournal(file.path.with_suffix(".journal"))
         self._clock_s = clock_s
         self._whole_s = clock_s()
         # The CRC-32 of the file, and of the one before it; None: not written or read yet.

@@ -10,9 +10,9 @@ import pytest
 
 from haservice.broker.offsets import consumer_offsets, stored
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
-from haservice.broker.offsets.journal import OffsetJournal, entry, read_entries
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import ConsumerOffsetWrapper
+from haservice.table_journal import TableJournal, entry, read_entries
 from tests.support.failing_files import Crash, FailingFiles
 
 SMALL_BYTES = stored.SMALL_BYTES
@@ -25,7 +25,7 @@ def every_table_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(path: Path, files: FailingFiles | None = None) -> ConsumerOffsets:
     offsets = ConsumerOffsets(
-        PersistedFile(path / "o.json", files), journal=OffsetJournal(path / "o.journal", files)
+        PersistedFile(path / "o.json", files), journal=TableJournal(path / "o.journal", files)
     )
     offsets.load()
     return offsets
@@ -198,6 +198,65 @@ def test_what_an_overwritten_entry_left_is_no_entry() -> None:
     other, _ = entry(b"other", crc)
     assert read_entries(head + first + second).texts == [b"{}", b"first", b"second"]
     assert read_entries(head + other + second).texts == [b"{}", b"other"]
+
+
+def test_a_damaged_entry_costs_its_own_changes_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    offsets = begun(tmp_path)
+    ends = []
+    for number in range(2, 7):
+        offsets.commit("g", "T", number, number)
+        offsets.persist()
+        ends.append((tmp_path / "o.journal").stat().st_size)
+    data = bytearray((tmp_path / "o.journal").read_bytes())
+    for lost in range(2, 6):  # the last one cannot be told from one that a crash tore
+        damaged = data.copy()
+        damaged[ends[lost - 2] - 3] ^= 0xFF
+        (tmp_path / "o.journal").write_bytes(damaged)
+        caplog.clear()
+        kept = {0: 1, **{number: number for number in range(2, 7) if number != lost}}
+        assert opened(tmp_path).table() == {"T@g": kept}
+        assert "journal is damaged" in caplog.text
+        assert "entries_damaged=1" in caplog.text
+        assert (tmp_path / "o.journal.damaged").read_bytes() == damaged
+
+
+def test_damage_over_several_entries_leaves_those_behind_it(tmp_path: Path) -> None:
+    offsets = begun(tmp_path)
+    ends = []
+    for number in range(2, 7):
+        offsets.commit("g", "T", number, number)
+        offsets.persist()
+        ends.append((tmp_path / "o.journal").stat().st_size)
+    data = bytearray((tmp_path / "o.journal").read_bytes())
+    for end in ends[1:3]:
+        data[end - 3] ^= 0xFF
+    (tmp_path / "o.journal").write_bytes(data)
+    assert opened(tmp_path).table() == {"T@g": {0: 1, 2: 2, 5: 5, 6: 6}}
+
+
+def test_a_journal_whose_head_is_damaged_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody knows which table it continues."""
+    offsets = begun(tmp_path)
+    offsets.commit("g", "T", 0, 2)
+    offsets.persist()
+    data = bytearray((tmp_path / "o.journal").read_bytes())
+    data[8] ^= 0xFF
+    (tmp_path / "o.journal").write_bytes(data)
+    assert opened(tmp_path).table() == {"T@g": {0: 1}}
+    assert "entries_damaged=all" in caplog.text
+    assert (tmp_path / "o.journal.damaged").read_bytes() == data
+
+
+def test_what_a_failed_write_left_is_never_taken_behind_a_damaged_entry(tmp_path: Path) -> None:
+    files = FailingFiles()
+    journal = TableJournal(tmp_path / "o.journal", files)
+    journal.begin(1, None)
+    files.fail("pwrite", errno.ENOSPC, after=2)
+    with pytest.raises(OSError, match="No space"):
+        journal.append([b"old-1", b"old-2", b"old-3"])
+    files.heal()
+    journal.append([b"new-1"])
+    assert TableJournal(tmp_path / "o.journal").load(1, from_backup=False) == [b"new-1"]
 
 
 def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path) -> None:
