@@ -17,6 +17,8 @@ from types import ModuleType
 
 import pytest
 
+import haservice
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.egg-info")
 SAY = "from commitlog.kernel import native; print(native.__file__, native.build)"
@@ -41,9 +43,9 @@ def extension_modules() -> dict[str, list[str]]:
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources alone: nothing built, nothing prepared."""
     clone = tmp_path_factory.mktemp("clone")
-    for name in ("commitlog", "haservice"):
+    for name in ("commitlog", "haservice", "conf"):
         shutil.copytree(ROOT / name, clone / name, ignore=BUILT)
-    for name in ("README.md", "pyproject.toml", "setup.cfg"):
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, clone)
     return clone
 
@@ -106,6 +108,10 @@ def test_a_wheel_has_what_was_built_and_runs_where_no_compiler_is(clone: Path, t
     assert modules == {name.replace(".", "/") for name in extension_modules()}
     assert sorted(name for name in others if not name.endswith(".so")) == [
         "commitlog/py.typed",
+        *(
+            f"haservice-{haservice.__version__}.data/data/share/haservice/{name}"
+            for name in ("logging.yml", "systemd/mqbroker@.service", "systemd/mqnamesrv.service")
+        ),
         "haservice/pipeline/jobs/report.html.jinja",
         "haservice/py.typed",
     ]
