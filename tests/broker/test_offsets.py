@@ -166,6 +166,20 @@ def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:
     assert offsets.commit("h", "T", 2, 1)
 
 
+def test_a_bound_below_what_is_kept_is_warned_of_at_once_and_at_a_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = ConsumerOffsets(PersistedFile(tmp_path / "c.json"))
+    offsets.commit("g", "T", 0, 1)
+    offsets.persist()
+    assert not caplog.records
+    offsets.configure(10)
+    assert "more than maxConsumerOffsetBytes=10: commits to further queues are refused" in caplog.text
+    caplog.clear()
+    ConsumerOffsets(PersistedFile(tmp_path / "c.json"), text_bytes_max=10).load()
+    assert "more than maxConsumerOffsetBytes=10" in caplog.text
+
+
 class SlicedLock:
     """Counts how often it is taken."""
 

@@ -86,6 +86,16 @@ class ConsumerOffsets:
             self._text_bytes_max = text_bytes_max
             with self._lock:
                 self._refusals, self._told_full = 0, False
+            self._warn_of_no_room()
+
+    def _warn_of_no_room(self) -> None:
+        if self._table.text_bytes > self._text_bytes_max:
+            logger.warning(
+                "consumer offsets take %d bytes, more than maxConsumerOffsetBytes=%d: commits to further queues are"
+                " refused",
+                self._table.text_bytes,
+                self._text_bytes_max,
+            )
 
     @property
     def text_bytes_max(self) -> int:
@@ -353,6 +363,7 @@ class ConsumerOffsets:
             names.add(key)
         with self._lock:
             self._table, self._names = table, names
+        self._warn_of_no_room()
         logger.info("consumer offsets loaded queues=%d journal_entries=%d", table.count, len(loaded.changes))
 
     def warn_of_ends_passed(self, end_of: Callable[[str, int], int | None]) -> None:
