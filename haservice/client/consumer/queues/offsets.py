@@ -7,7 +7,7 @@ BrokerOffsets   the offsets stored at the brokers (14, 15), and those to store n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol
@@ -82,6 +82,9 @@ class BrokerOffsets(KnownOffsets):
     def __init__(self, calls: GroupCalls) -> None:
         super().__init__()
         self._calls = calls
+        # Topics of brokers that have an offset of this group.
+        self._begun: set[tuple[str, str]] = set()
+        self._beginning = asyncio.Lock()
 
     async def stored(self, queue: MessageQueue) -> int | None:
         return await self._calls.stored_offset(queue)
@@ -91,14 +94,27 @@ class BrokerOffsets(KnownOffsets):
 
         It stores unchanged offsets again, too: a broker that has become master may know older ones.
         """
-        wanted = self._offsets.keys() if queues is None else [one for one in queues if one in self._offsets]
-        outcomes = await asyncio.gather(
-            *(self._calls.store_offset(queue, self._offsets[queue]) for queue in list(wanted)),
-            return_exceptions=True,
-        )
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        wanted = [*self._offsets] if queues is None else [one for one in queues if one in self._offsets]
+        # Of the first offsets of a topic that come at once RocketMQ's broker loses some, and says that it has them
+        # (4.9.8's ConsumerOffsetManager puts a new map for each): the very first goes alone.
+        topics = {(queue.broker_name, queue.topic): queue for queue in reversed(wanted)}
+        async with self._beginning:
+            firsts = [queue for topic, queue in topics.items() if topic not in self._begun]
+            errors = await self._store(firsts)
+        errors += await self._store([queue for queue in wanted if queue not in firsts])
         for error in sorted(errors, key=lambda one: isinstance(one, RemotingError)):
             raise error
+
+    async def _store(self, queues: Sequence[MessageQueue]) -> list[BaseException]:
+        queues = [queue for queue in queues if queue in self._offsets]  # some may be forgotten meanwhile
+        outcomes = await asyncio.gather(
+            *(self._calls.store_offset(queue, self._offsets[queue]) for queue in queues),
+            return_exceptions=True,
+        )
+        for queue, outcome in zip(queues, outcomes, strict=True):
+            if outcome is None:
+                self._begun.add((queue.broker_name, queue.topic))
+        return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
 
 
 async def begin_at(
