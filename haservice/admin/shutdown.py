@@ -135,5 +135,7 @@ def same(one: Path, other: Path) -> bool:
 
 def is_gone(daemon: Daemon, seconds: float) -> bool:
     """Waits for its end."""
-    ready, _, _ = select.select([daemon.handle], [], [], seconds)
+    ended = select.poll()
+    ended.register(daemon.handle, select.POLLIN)
+    ready = ended.poll(seconds * 1000)
     return bool(ready)
