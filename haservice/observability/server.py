@@ -7,7 +7,6 @@ together, and is cut then.  A scraper that does not read holds its own answer in
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,6 +15,7 @@ from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.observability.http import HEAD_BYTES_MAX, Page, Request, encode, line, parse
 from haservice.remoting.loop_thread import LoopThread, OnFailure
+from haservice.remoting.server import bind_port
 
 logger = logging.getLogger(__name__)
 
@@ -122,21 +122,6 @@ def check_addr(addr: str, source: str) -> None:
 
 def _bind(addr: str, source: str) -> socket.socket:
     host, _, port = addr.rpartition(":")
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setblocking(False)
-            sock.bind(place)
-            sock.listen(BACKLOG)
-        except BaseException:
-            sock.close()
-            raise
-    except (OSError, OverflowError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = "the port is already taken" if taken else f"cannot listen there: {error}"
-        raise ConfigError(source, 0, KEY, reason, addr) from error
-    return sock
+    return bind_port(
+        host.strip("[]"), int(port), BACKLOG, lambda reason: ConfigError(source, 0, KEY, reason, addr)
+    )

@@ -290,9 +290,16 @@ def _bind(listeners: Sequence[Listener]) -> list[socket.socket]:
 
 def _bind_one(listener: Listener) -> socket.socket:
     place = f"{listener.host}:{listener.port}"
+    return bind_port(
+        listener.host, listener.port, BACKLOG, lambda reason: ConfigError(place, 0, listener.key, reason)
+    )
+
+
+def bind_port(host: str, port: int, backlog: int, refused: Callable[[str], ConfigError]) -> socket.socket:
+    """A socket that listens there, for a loop.  Raises what `refused` makes of the reason."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            listener.host, listener.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
         try:
@@ -300,12 +307,11 @@ def _bind_one(listener: Listener) -> socket.socket:
             sock.setblocking(False)
             sock.bind(address)
             # Only listen() fails if another listener that allows reuse has the port.
-            sock.listen(BACKLOG)
+            sock.listen(backlog)
         except BaseException:
             sock.close()
             raise
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = "the port is already taken" if taken else f"cannot listen there: {error}"
-        raise ConfigError(place, 0, listener.key, reason) from error
+        raise refused("the port is already taken" if taken else f"cannot listen there: {error}") from error
     return sock
