@@ -8,6 +8,10 @@ CommitLogError
 │   └── SegmentMissing        a hole between two segments
 ├── CorruptRecord         bytes at an offset that are no record
 │   └── IncompleteRecord      a record that may be whole with more bytes
+├── CorruptEntry          bytes in a DLedger log that are no entry
+├── EntryBeyondLimits     an entry that is larger than a DLedger node takes; nothing was stored
+├── EntryGap              a leader's entry that does not continue a DLedger log
+├── EntryNotFound         an index that a DLedger log does not hold
 ├── NotDamaged            bytes for a repair where nothing is fenced
 ├── OffsetNotFound        an offset that the log does not hold
 ├── MessageIllegal        a message that must not be stored; answered with code 13
@@ -88,6 +92,55 @@ class IncompleteRecord(CorruptRecord):
     """The bytes at hand end before the record does."""
 
 
+class CorruptEntry(CommitLogError):
+    """The bytes at `position` of a DLedger log are no entry, or not the one that belongs there."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"entry at {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class EntryBeyondLimits(CommitLogError):
+    """The entry is larger than a DLedger node takes; nothing was stored."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EntryGap(CommitLogError):
+    """A leader's entry does not continue the log: by its index or term, or by its position."""
+
+    def __init__(
+        self, index: int, term: int, next_index: int, end_term: int, position: int = -1, end: int = -1
+    ) -> None:
+        where = f" at {position}" if position >= 0 else ""
+        ends = f" at {end}" if end >= 0 else ""
+        super().__init__(
+            f"entry of index {index} and term {term}{where}, but the log continues with index {next_index}"
+            f" of term {end_term} or later{ends}"
+        )
+        self.index = index
+        self.term = term
+        self.next_index = next_index
+        self.end_term = end_term
+        self.position = position
+        self.end = end
+
+
+class EntryNotFound(CommitLogError):
+    """The log holds the entries from `begin_index` to `end_index`; `index` is none of them."""
+
+    def __init__(self, index: int, begin_index: int, end_index: int) -> None:
+        super().__init__(
+            f"entry of index {index} is not in the log, which holds {begin_index} to {end_index}"
+        )
+        self.index = index
+        self.begin_index = begin_index
+        self.end_index = end_index
+
+
 class NotDamaged(CommitLogError):
     """No fenced range begins at `begin`; `damaged` lists the fenced ranges."""
 
@@ -148,3 +201,18 @@ class SegmentCrossed(CommitLogError):
         self.offset = offset
         self.size = size
         self.segment_end = segment_end
+
+
+class unreadable:  # noqa: N801 - reads as a statement
+    """Turns an OSError into StoreUnreadable, naming its path, or else this one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            path = Path(error.filename) if error.filename else self._path
+            raise StoreUnreadable(path, error.strerror or str(error)) from error

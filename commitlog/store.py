@@ -24,7 +24,7 @@ from commitlog.disk.small_file import read_file, replace_file
 from commitlog.disk.store_lock import StoreLock
 from commitlog.dispatch.ahead import Ahead
 from commitlog.dispatch.dispatcher import Dispatcher
-from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, StoreUnreadable
+from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, StoreUnreadable, unreadable
 from commitlog.index.files import IndexFiles
 from commitlog.kernel.records import check
 from commitlog.log.log import CommitLog, wall_clock_ms
@@ -45,7 +45,7 @@ from commitlog.upkeep.damage import Fences, decode_fences, encode_fences
 from commitlog.upkeep.flush import Flusher, QueueFlusher
 from commitlog.upkeep.index_mender import IndexMender
 from commitlog.upkeep.mender import Mender
-from commitlog.upkeep.retention import Retention
+from commitlog.upkeep.retention import Expiring, Retention
 from commitlog.upkeep.scrub import Scrub
 
 logger = logging.getLogger(__name__)
@@ -107,47 +107,57 @@ class Store:
 
     def _open(self, store_host: bytes, clock_ms: Callable[[], int]) -> None:
         options, files = self.options, self._files
-        with _unreadable(options.root):
+        with unreadable(options.root):
             files.make_directory(options.root)
         lock = StoreLock(options.root)
         self._opened.callback(lock.release)
-        with _unreadable(options.root):
-            rewinding = self._finish_unfinished()
-            clean = rewinding is None and not files.exists(self._abort)
-            segments = Segments(files, options.log_path, options.segment_bytes)
-            self._opened.callback(segments.close)
-            segments.load()
-            if rewinding is not None and segments.start <= rewinding.offset:
-                segments.truncate(rewinding.offset, rewinding.end)
-            self.queues = ConsumeQueues(options.root / "consumequeue", options.queue_file_size, files)
-            self._opened.callback(self.queues.close)
-            self.queues.load(segments.start)
-            self.checkpoint = Checkpoint(options.root / "checkpoint", files)
-            self._opened.callback(self.checkpoint.close)
-            self.index = IndexFiles(
-                options.root / "index", options.index_slots, options.index_entries, files, clock_ms
-            )
-            self._opened.callback(self.index.close)
-            known = self.checkpoint.positions.known
-            self.index.load(
-                crashed=not clean,
-                checkpoint_ms=self.checkpoint.index_timestamp_ms,
-                position=None if known is None else known.index,
-            )
-            ahead = Ahead(keys=options.index_enabled)
-            self.recovery = self._recover(segments, clean, clock_ms(), ahead)
-            self._make_parts(segments, store_host, clock_ms)
-            self.index.check_times(lambda offset: stored_ms(Entry(offset, 0, 0), self.log))
-            self.checkpoint.forget_future(clock_ms())
-            self._note_durable()
-            if rewinding is not None:
-                self._finish_rewinding(rewinding)
-            self._restore_fences()
-            self._disown_queues()
-            self._dispatch_rest(ahead)
-            self._fill_queue_offsets()
+        with unreadable(options.root):
+            self._open_log(not files.exists(self._abort), store_host, clock_ms)
             self._make_abort()
         logger.info("log recovered %s", self.recovery)
+
+    def _open_log(self, clean: bool, store_host: bytes, clock_ms: Callable[[], int]) -> None:
+        """Opens the log, and what is built from it; makes all of it whole."""
+        options, files = self.options, self._files
+        rewinding = self._finish_unfinished()
+        clean = clean and rewinding is None
+        segments = Segments(files, options.log_path, options.segment_bytes)
+        self._opened.callback(segments.close)
+        segments.load()
+        if rewinding is not None and segments.start <= rewinding.offset:
+            segments.truncate(rewinding.offset, rewinding.end)
+        self._open_built(segments.start, clean, clock_ms)
+        ahead = Ahead(keys=options.index_enabled)
+        self.recovery = self._recover(segments, clean, clock_ms(), ahead)
+        self._make_parts(segments, store_host, clock_ms)
+        self.index.check_times(lambda offset: stored_ms(Entry(offset, 0, 0), self.log))
+        self.checkpoint.forget_future(clock_ms())
+        self._note_durable()
+        if rewinding is not None:
+            self._finish_rewinding(rewinding)
+        self._restore_fences()
+        self._disown_queues()
+        self._dispatch_rest(ahead)
+        self._fill_queue_offsets()
+
+    def _open_built(self, log_start: int, clean: bool, clock_ms: Callable[[], int]) -> None:
+        """Opens what is built from the log: queues, checkpoint, index."""
+        options, files = self.options, self._files
+        self.queues = ConsumeQueues(options.root / "consumequeue", options.queue_file_size, files)
+        self._opened.callback(self.queues.close)
+        self.queues.load(log_start)
+        self.checkpoint = Checkpoint(options.root / "checkpoint", files)
+        self._opened.callback(self.checkpoint.close)
+        self.index = IndexFiles(
+            options.root / "index", options.index_slots, options.index_entries, files, clock_ms
+        )
+        self._opened.callback(self.index.close)
+        known = self.checkpoint.positions.known
+        self.index.load(
+            crashed=not clean,
+            checkpoint_ms=self.checkpoint.index_timestamp_ms,
+            position=None if known is None else known.index,
+        )
 
     def _finish_unfinished(self) -> Rewinding | None:
         """Finishes what a dead process began with the files.  Returns a cut, which is still to be done."""
@@ -222,12 +232,17 @@ class Store:
             position=position,
             yields=options.replica,
         )
+        self._make_keepers(index)
+
+    def _make_keepers(self, index: IndexFiles | None, *more: Expiring, mender: type[Mender] = Mender) -> None:
+        """What keeps a log and its queues in order, once they are open.  `more` expires with the log's old files."""
+        options = self.options
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
-        self.retention = Retention(options, self.log, [self.queues, self.index], self._files)
+        self.retention = Retention(options, self.log, [self.queues, self.index, *more], self._files)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
-        self.mender = Mender(
+        self.mender = mender(
             self.log,
             self.queues,
             options.message_delay_levels,
@@ -482,18 +497,3 @@ class Store:
             position = self.dispatcher.position
             logger.info("incomplete record cut offset=%d bytes=%d", position, self.dispatcher.behind)
             self.log.truncate(position)
-
-
-class _unreadable:  # noqa: N801 - reads as a statement
-    """Turns an OSError into StoreUnreadable, naming its path, or else this one."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError):
-            path = Path(error.filename) if error.filename else self._path
-            raise StoreUnreadable(path, error.strerror or str(error)) from error

@@ -26,8 +26,10 @@ from pathlib import Path
 EXTRAS = {
     "run": ("", ["run"]),
     "spark": ("[spark]", ["spark", "run"]),
-    "part": ("[test]", ["part", "run"]),
-    "test": ("[test,spark]", ["test", "part", "spark", "run"]),
+    "console": ("[console]", ["console", "run"]),
+    "etcd": ("[etcd]", ["etcd", "run"]),
+    "part": ("[test]", ["part", "console", "etcd", "run"]),
+    "test": ("[test,spark]", ["test", "part", "spark", "console", "etcd", "run"]),
 }
 
 

@@ -1,16 +1,46 @@
-"""Processes that run tests side by side take their ports from shares of their own."""
+"""Processes that run tests side by side take their ports from shares of their own.  No test leaves anything open."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import threading
 from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
 
 from haservice.devtools import pair
+from tests.support.left_open import (
+    check_descriptors,
+    check_threads,
+    close_files,
+    descriptors,
+    watch_files,
+)
+
+# Files that take longest, the longest first: begun last, one alone would hold up the end of a run.
+LONGEST = [
+    "tests/chaos/test_processes.py", "tests/docs/test_pages.py", "tests/chaos/test_simulator.py",
+    "tests/chaos/test_bank.py", "tests/interop/test_moving.py", "tests/interop/test_soak.py",
+    "tests/cluster/test_upgrade.py", "tests/test_house.py", "tests/test_distribution.py",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.partition("::")[0]
+        return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 def pytest_configure() -> None:
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
+    watch_files()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to programs that they start
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -19,3 +49,12 @@ def pytest_configure() -> None:
     # The number of a process that takes a dead one's place goes on counting.
     pair.PORTS = deque(sorted(pair.PORTS)[number % workers * share :][:share])
     pair.PORTS.rotate(random.randrange(share))  # another session may run beside this one
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    threads, open_before = set(threading.enumerate()), descriptors()
+    yield
+    close_files(request.node.funcargs.get("tmp_path"))
+    check_threads(threads)
+    check_descriptors(open_before)

@@ -109,7 +109,8 @@ def test_the_sdist_has_all_that_a_build_needs(sdist: Path) -> None:
 def test_the_wheel_has_every_module_and_file_of_data(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    packages = {one for one in tracked("*.py", "*.jinja", "*.typed") if one.startswith(("commit", "haserv"))}
+    data = tracked("*.py", "*.jinja", "*.typed", "*.html", "*.css", "*.js")
+    packages = {one for one in data if one.startswith(("commit", "haserv"))}
     assert packages - names == set()
     assert not [one for one in names if one.startswith(("tests/", "docs/", "conf/", "scripts/"))]
 

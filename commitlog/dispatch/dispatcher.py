@@ -127,8 +127,11 @@ class Dispatcher:
         delay_levels: str,
         position: int | None = None,
         yields: bool = False,
+        gatherer: Callable[[gathering.Queues, gathering.Index | None, str, int], Gatherer] = Gatherer,
     ) -> None:
-        """`yields`: lets a flood of arriving bytes go first, on a replica that catches up."""
+        """`yields`: lets a flood of arriving bytes go first, on a replica that catches up.  `gatherer` knows what
+        lies between the records.
+        """
         self.position = max(queues.max_physical_offset, log.start) if position is None else position
         self.trouble: str | None = None
         self.failed: str | None = None
@@ -147,7 +150,7 @@ class Dispatcher:
         self._yields = yields
         self._patience_s = _FLOOD_MAX_S
         # The pass that is gathered and not written yet.
-        self._gathered = Gatherer(queues, index, delay_levels, self.position)
+        self._gathered = gatherer(queues, index, delay_levels, self.position)
         # At a start: what recovery has gathered.
         self._ahead: Ahead | None = None
         # How many queues the last pass wrote.
@@ -359,7 +362,7 @@ class Dispatcher:
             self._pass_over(fence)
             return
         data = self._gather_at(position)
-        needed = record_size(data) or 0
+        needed = self._gathered.needed_bytes(data, position)
         if self._gathered.position == position and len(data) < needed <= end - position:
             room = log.segment_bytes - position % log.segment_bytes
             self._gathered.gather(log.read(position, needed), position, room, end)

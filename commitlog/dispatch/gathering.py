@@ -30,14 +30,15 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_NONE,
     SYS_TRANSACTION_ROLLBACK,
 )
-from commitlog.kernel.records import RecordHead, is_topic, parse_head
+from commitlog.kernel.records import RecordHead, is_topic, parse_head, record_size
 
 # The topic of delayed messages; their tags code is when to deliver them.
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 # So many records are handled one by one, at most, before the kernel is asked again.
 _ODD_MAX = 64
-_NOWHERE = (1 << 63) - 1
+# No message lies there or behind: no keys are put.
+NOWHERE = (1 << 63) - 1
 _LEVEL_DIGITS_MAX = 9
 
 # Topic, queue id, the queue's next offset, tags code.
@@ -160,6 +161,10 @@ class Gatherer:
         self._lanes.clear()
         self._known.forget()
 
+    def needed_bytes(self, data: bytes, position: int) -> int:
+        """How many bytes from `position` on have to be there before anything can be gathered; 0 if unknown."""
+        return record_size(data) or 0
+
     def gather(self, data: bytes, position: int, room: int, end: int) -> None:
         """Gathers from the whole records at the start of `data`, which is the log from `position` on.
 
@@ -182,7 +187,7 @@ class Gatherer:
                 raise CorruptRecord(position, error.reason) from None
 
     def _ordinary(self, data: bytes, position: int, size: int) -> None:
-        indexed_to = _NOWHERE if self._index is None else self._index.entered_position
+        indexed_to = NOWHERE if self._index is None else self._index.entered_position
         full = True
         while full:
             start = self.position

@@ -9,6 +9,7 @@ import os
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_SetFromErrno
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.errno cimport EAGAIN, EIO, EOPNOTSUPP
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -24,6 +25,12 @@ cdef extern from "core/records.h" nogil:
     enum:
         HS_CUT_BYTES_MAX
     size_t hs_scan_pieces(const hs_piece*, size_t, int64_t, int64_t, uint8_t*)
+
+cdef extern from "core/frames.h" nogil:
+    enum:
+        HS_FRAME_HEADER_BYTES
+    size_t hs_frames(const uint8_t*, size_t, int64_t, uint32_t, uint64_t, hs_piece*, size_t, size_t*, uint64_t*)
+    ssize_t hs_send_frame(int, int64_t, const uint8_t*, uint32_t)
 
 cdef extern from "core/index.h" nogil:
     size_t hs_index_enter(const uint8_t*, size_t, int32_t, int32_t*, uint32_t, int64_t, int64_t*, int64_t*, int32_t*)
@@ -141,6 +148,8 @@ cdef extern from "core/index_puts.h" nogil:
 # Calls with at least so many bytes release the lock: that is some 10 µs of work.
 cdef enum:
     LONG_BYTES = 64 << 10
+    # Up to so many frames fit on the stack; a slave that has caught up gets one or two at a time.
+    FEW_FRAMES = 4
     # Up to so many entries of a queue fit on the stack, as those of a pull do.
     FEW_ENTRIES = 64
 
@@ -219,6 +228,69 @@ def scan_pieces(pieces, Py_ssize_t position, int64_t offset):
         free(buffers)
         free(views)
     return done
+
+
+def frames(view, Py_ssize_t position, Py_ssize_t end, int64_t offset, uint32_t most, uint64_t room, bint check):
+    """Passes frames of `view` from `position` on, all there before `end`, that continue a log at `offset`: none of them
+    empty or longer than `most` bytes, all of them within `room` bytes of the log.
+
+    Returns (place behind the last frame, views of their bodies, where the log ends with them, up to where it is known
+    to be whole, ordinary records with sound bodies).  It scans for these only with `check`, for an `offset` where a
+    record begins; else the last is -1.
+    """
+    cdef hs_piece few[FEW_FRAMES]
+    cdef hs_piece* pieces = few
+    cdef uint8_t cut[HS_CUT_BYTES_MAX]
+    cdef Py_buffer buffer
+    cdef const uint8_t* start
+    cdef size_t count, passed = 0, number
+    cdef uint64_t size = 0
+    cdef int64_t whole = -1
+    cdef Py_ssize_t at
+    cdef list bodies = []
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        end = min(end, buffer.len)
+        if 0 <= position < end:
+            start = <const uint8_t*>buffer.buf + position
+            count = hs_frames(start, end - position, offset, most, room, pieces, FEW_FRAMES, &passed, &size)
+            if count > FEW_FRAMES:
+                pieces = <hs_piece*>malloc(count * sizeof(hs_piece))
+                if pieces == NULL:
+                    raise MemoryError()
+                hs_frames(start, passed, offset, most, room, pieces, count, &passed, &size)
+            for number in range(count):
+                at = pieces[number].p - <const uint8_t*>buffer.buf
+                bodies.append(view[at:at + <Py_ssize_t>pieces[number].n])
+            if check and size >= LONG_BYTES:
+                with nogil:
+                    whole = offset + <int64_t>hs_scan_pieces(pieces, count, offset, INT64_MAX, cut)
+            elif check:
+                whole = offset + <int64_t>hs_scan_pieces(pieces, count, offset, INT64_MAX, cut)
+            position += passed
+    finally:
+        if pieces != few:
+            free(pieces)
+        PyBuffer_Release(&buffer)
+    return position, bodies, offset + <int64_t>size, whole
+
+
+def send_frame(int fd, int64_t offset, body):
+    """Sends `body`, the bytes at `offset` of a log, as one frame, without waiting.  Returns how many bytes of the frame
+    went out, 0 if there is no room.  Raises OSError."""
+    cdef Py_buffer buffer
+    cdef ssize_t sent
+    PyObject_GetBuffer(body, &buffer, PyBUF_SIMPLE)
+    try:
+        if buffer.len > INT32_MAX:
+            raise ValueError("a frame's size has four bytes")
+        with nogil:
+            sent = hs_send_frame(fd, offset, <const uint8_t*>buffer.buf, <uint32_t>buffer.len)
+        if sent < 0:
+            PyErr_SetFromErrno(OSError)
+    finally:
+        PyBuffer_Release(&buffer)
+    return sent
 
 
 def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, int64_t torn_from):

@@ -138,7 +138,7 @@ def pass_ordinary(
     (if it ends behind the offset `nul_from`).
     """
     # A file of the log may have a name beyond the last possible offset: the reference judges its records.
-    if native.core is not None and max(offset, nul_from) <= NOWHERE:
+    if native.core is not None and offset <= NOWHERE and nul_from <= NOWHERE:
         passed: tuple[int, int, int] = native.core.scan(view, position, offset, end, crc, nul_from)
         return passed
     with memoryview(view) as whole:

@@ -20,7 +20,9 @@ from commitlog.errors import (
     StoreUnreadable,
 )
 from commitlog.kernel.layout import (
+    BLANK,
     BLANK_BYTES,
+    BLANK_MAGIC,
     RECORD_OVERHEAD_MAX,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -304,49 +306,32 @@ class CommitLog(WritableLog):
         return refused
 
     def _append_stamped(self, run: EncodedRun, size: int) -> memoryview:
-        """Writes what fits with one write, and returns it.  `size` is the first record's."""
-        assert self._lock.locked()
+        """Writes what fits with one write, and returns it.  `size` is the first record's.  Needs the lock."""
         if size + BLANK_BYTES > self._segment_end - self.end:
             self._roll(size)
         offset = self.end
         room = self._segment_end - BLANK_BYTES - offset
         records = run.stamp(offset, room, self._clock_ms(), self.queue_offsets)
-        assert records, f"a record of {size} bytes is larger than any may be"
-        self._write_run((records,), offset, len(records))
-        self.end = offset + len(records)
+        written = len(records)
+        assert written, f"a record of {size} bytes is larger than any may be"
+        self._write(records, offset, written)
+        self.end = offset + written
         run.written(self.queue_offsets)
         return records
 
-    def append_replica(self, offset: int, buffers: Sequence[Buffer]) -> int:
-        """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
-
-        An empty log begins where the master's log begins, at the start of a segment.  Nothing is decoded.
-        Raises OffsetGap, SegmentCrossed, or LogNotWritable, with nothing appended.
-        """
-        return self._append_bytes(offset, buffers)
-
-    def append_pulled(
+    def append_replica(
         self,
         offset: int,
         buffers: Sequence[Buffer],
-        holder: str,
-        queue_ends: Mapping[tuple[str, int], int],
-    ) -> int:
-        """As append_replica(), for a master that takes back what it lost while `holder` holds its appends.
-
-        `queue_ends` are the next offsets of the queues that the bytes have messages of.  Once the
-        holder has let go, raises LogNotWritable, even if not everything was taken back.
-        """
-        return self._append_bytes(offset, buffers, holder=holder, queue_ends=queue_ends)
-
-    def _append_bytes(
-        self,
-        offset: int,
-        buffers: Sequence[Buffer],
-        *,
         holder: str | None = None,
         queue_ends: Mapping[tuple[str, int], int] = _NO_QUEUES,
     ) -> int:
+        """Writes bytes of the master that continue the log at `offset`, with one write; returns the new end.
+
+        An empty log begins where the master's log begins, at the start of a segment.  Nothing is decoded.
+        Raises OffsetGap, SegmentCrossed, or LogNotWritable, with nothing appended.  `holder` and `queue_ends`
+        are append_pulled()'s.
+        """
         size = sum(map(len, buffers))
         with self._lock:
             if self._closed_reason is not None:
@@ -370,6 +355,33 @@ class CommitLog(WritableLog):
             if queue_ends:
                 self.queue_offsets.update(queue_ends)
         self._appended(offset, end, buffers)
+        return end
+
+    def append_pulled(
+        self,
+        offset: int,
+        buffers: Sequence[Buffer],
+        holder: str,
+        queue_ends: Mapping[tuple[str, int], int],
+    ) -> int:
+        """As append_replica(), for a master that takes back what it lost while `holder` holds its appends.
+
+        `queue_ends` are the next offsets of the queues that the bytes have messages of.  Once the
+        holder has let go, raises LogNotWritable, even if not everything was taken back.
+        """
+        return self.append_replica(offset, buffers, holder, queue_ends)
+
+    def end_file(self) -> int:
+        """Declares the rest of the last file blank; returns where the next one would begin.  Raises LogNotWritable."""
+        with self._lock:
+            self._check_appendable()
+            begin, room = self.end, self._segment_end - self.end
+            if self._segment is not None and room:
+                self._write(bytearray(BLANK.pack(room, BLANK_MAGIC)), begin, BLANK_BYTES)
+                self.end = self._segment_end
+            end = self.end
+        if end != begin:
+            self._appended(begin, end)
         return end
 
     def _begin_at(self, offset: int, size: int) -> None:

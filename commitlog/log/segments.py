@@ -141,6 +141,14 @@ class Segments:
         self._remove(segment)
         return segment
 
+    def drop_last(self) -> Segment | None:
+        """As drop_oldest(), but also the only one: another log follows it."""
+        with self._lock:
+            items, self.items = self.items, ()
+        for segment in items:
+            self._remove(segment)
+        return items[0] if items else None
+
     def truncate(self, offset: int, doubtful_end: int = 0) -> None:
         """Removes the segments behind `offset`, and zeroes the rest of the segment in which it lies, durably.
 
@@ -195,6 +203,8 @@ class Segments:
             segment.release()
 
     def _remove(self, segment: Segment) -> None:
-        with suppress(FileNotFoundError):
-            self._files.unlink(segment.path)
-        segment.release()
+        try:
+            with suppress(FileNotFoundError):
+                self._files.unlink(segment.path)
+        finally:
+            segment.release()

@@ -43,9 +43,11 @@ class OffsetWaiters(Generic[T]):
         heappush(self._by_end, (end, count, waiter))
         heappush(self._by_deadline, (deadline_s, count, waiter))
 
-    def advance(self, offset: int, is_reached: Callable[[int], bool] | None = None) -> list[T]:
+    def advance(
+        self, offset: int, doubtful: int = -1, is_reached: Callable[[int], bool] | None = None
+    ) -> list[T]:
         """Takes out all that wait for an end up to `offset`, nearest first.  If `is_reached` says no to an
-        end, its waiters wait on.
+        end up to `doubtful`, its waiters wait on.
         """
         heap, waiters = self._by_end, self._waiters
         done, stay = [], []
@@ -53,7 +55,7 @@ class OffsetWaiters(Generic[T]):
             entry = heappop(heap)
             waiter = entry[2]
             if waiter in waiters:
-                if is_reached is None or is_reached(entry[0]):
+                if entry[0] > doubtful or is_reached is None or is_reached(entry[0]):
                     del waiters[waiter]
                     done.append(waiter)
                 else:

@@ -135,7 +135,7 @@ class WritableLog(ReadableLog):
 
     # -- writing under the lock ---------------------------------------------------------------------
 
-    def _write(self, record: bytearray, offset: int, size: int) -> None:
+    def _write(self, record: Buffer, offset: int, size: int) -> None:
         assert self._segment is not None
         try:
             self._files.pwrite(self._fd, record, offset - self._segment.start)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 _EVERYTHING = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
 
+IPV4_GROUPS = 4
+
 # Lowest and highest value of one group: a byte of IPv4, 16 bits of IPv6.
 _Group = tuple[int, int]
 
@@ -43,6 +45,21 @@ class AddressPattern:
             and all(low <= group <= high for (low, high), group in zip(shape, groups, strict=True))
             for shape in self.shapes
         )
+
+    def __str__(self) -> str:
+        """A text that means the same addresses; "" for none."""
+        return "*" if self.everything else ",".join(map(_shape_text, self.shapes))
+
+
+def _shape_text(shape: tuple[_Group, ...]) -> str:
+    highest, sign, number = (0xFF, ".", "d") if len(shape) == IPV4_GROUPS else (0xFFFF, ":", "x")
+
+    def text(low: int, high: int) -> str:
+        if (low, high) == (0, highest):
+            return "*"
+        return f"{low:{number}}" if low == high else f"{low:{number}}-{high:{number}}"
+
+    return sign.join(text(low, high) for low, high in shape)
 
 
 NOWHERE = AddressPattern()

@@ -99,6 +99,11 @@ class AclFiles:
         with self._lock:
             return {path: FileVersion(one.counter, one.timestamp_ms) for path, one in self._read.items()}
 
+    def owners(self) -> dict[str, str]:
+        """Access key → path of the file that it counts in."""
+        with self._lock:
+            return dict(self._owners)
+
     # For tools.  All raise ConfigError when the new rules would be wrong, and OSError when the disk refuses;
     # the file and the rules are then as before.
 

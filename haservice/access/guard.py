@@ -1,9 +1,10 @@
-"""AclGuard: checks every request of a port, lets allowed requests pass, and logs those it refuses."""
+"""AclGuard: checks every request of a port, lets allowed requests pass, logs and counts those it refuses."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from haservice.access.rules import AclRefused
@@ -25,12 +26,15 @@ class AclGuard:
     ) -> None:
         self._check = check
         self._throttle = LogThrottle(COMPLAINT_INTERVAL_S, clock_s=clock_s)
+        self.refused: Counter[tuple[int, int]] = Counter()
+        """How many, by the codes of the request and of its answer.  Only codes that are served come here."""
 
     def __call__(self, connection: Connection, request: RemotingCommand) -> None:
         address = address_of(connection)
         try:
             self._check(address, request)
         except AclRefused as refused:
+            self.refused[int(request.code), int(refused.code)] += 1
             self.complain(address, request, refused)
             raise
 

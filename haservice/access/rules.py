@@ -76,6 +76,11 @@ class AccessRules:
         self._is_white: dict[str, bool] = {}
 
     @property
+    def white(self) -> Sequence[AddressPattern]:
+        """The global white lists of all files."""
+        return self._white
+
+    @property
     def empty(self) -> bool:
         """Whether these rules let nobody in."""
         return not self.accounts and not self._white

@@ -48,7 +48,7 @@ def add_topics(admin: MQAdmin, names: Iterable[str], found: Overview, *, traffic
 
 def add_groups(admin: MQAdmin, groups: Sequence[str], found: Overview) -> None:
     """Adds each group's progress and its members, as far as brokers know them."""
-    places = _places(admin, groups)
+    places = group_places(admin, groups)
     asked = [(group, addr) for group in groups for addr in places[group]]
     stats = _ask(admin, found, [_progress(addr, group) for group, addr in asked], PROGRESS_TIMEOUT_S)
     connections = _ask(admin, found, [_members(addr, group) for group, addr in asked])
@@ -106,7 +106,7 @@ def _add_traffic(admin: MQAdmin, routes: dict[str, TopicRouteData], found: Overv
 
 def _add_progress(admin: MQAdmin, names: Sequence[str], found: Overview) -> None:
     groups = sorted({group for name in names for group in found.topic(name).groups})
-    places = _places(admin, groups)
+    places = group_places(admin, groups)
     asked = [
         (name, group, addr) for name in names for group in found.topic(name).groups for addr in places[group]
     ]
@@ -116,7 +116,7 @@ def _add_progress(admin: MQAdmin, names: Sequence[str], found: Overview) -> None
             found.topic(name).group(group).behind += sum(one.lag for one in stats.offset_table.values())
 
 
-def _places(admin: MQAdmin, groups: Sequence[str]) -> dict[str, list[str]]:
+def group_places(admin: MQAdmin, groups: Sequence[str]) -> dict[str, list[str]]:
     """The brokers to ask about each group: those with its retry topic, else all masters."""
     routes = admin.routes(retry_topic(group) for group in groups)
     masters = [broker.addr for broker in admin.brokers() if broker.is_master]

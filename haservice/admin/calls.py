@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from haservice.admin.many import Call, call_many
 from haservice.client import admin
-from haservice.client.admin import TIMEOUT_S, Broker, PulledRecords, readable_addr
+from haservice.client.admin import TIMEOUT_S
+from haservice.client.message import PulledRecords
 from haservice.client.options import ClientOptions
+from haservice.client.routes import Broker, readable_addr
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, TopicRouteData
+from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import RouteHeader
 from haservice.terminal.access import Access, access
 
 __all__ = ["Broker", "MQAdmin", "PulledRecords", "readable_addr"]
+
+T = TypeVar("T")
 
 
 class MQAdmin(admin.Admin):
@@ -48,6 +53,10 @@ class MQAdmin(admin.Admin):
     def call_many(self, calls: Sequence[Call], timeout_s: float = TIMEOUT_S) -> list[Any]:
         """Makes these calls, some at a time: of each the answer's body, or the RemotingError."""
         return self._client.use(partial(call_many, calls=calls, timeout_s=timeout_s))
+
+    def use(self, work: Callable[[RemotingClient], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work` with these connections, and returns its result: for what no other method does."""
+        return self._client.use(work)
 
     def routes(self, topics: Iterable[str]) -> dict[str, TopicRouteData]:
         """The routes of the topics that have one."""

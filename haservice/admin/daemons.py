@@ -1,9 +1,11 @@
-"""The two daemons as commands: `mqbroker -c FILE` and `mqnamesrv`.
+"""What a daemon is: flags, signals and the exit code.  A node builds and runs itself.
 
-Only flags, signals and the exit code live here; a node builds and runs itself.  SIGTERM and SIGINT stop a
-node cleanly; a second one ends the process at once.  SIGHUP stops it if it runs in a terminal, else it opens
-logs anew and reads the configuration again.  An error that a user can mend is one line on standard error and
-exit code 1; only our own mistakes print a traceback.
+The commands are beside it: `mqbroker.py`, `mqnamesrv.py`.  A nameserver imports nothing of a broker: it starts
+in half the time.
+
+SIGTERM and SIGINT stop a node cleanly; a second one ends the process at once.  SIGHUP stops it if it runs in a
+terminal, else it opens logs anew and reads the configuration again.  An error that a user can mend is one line
+on standard error and exit code 1; only our own mistakes print a traceback.
 """
 
 from __future__ import annotations
@@ -11,37 +13,25 @@ from __future__ import annotations
 import errno
 import gc
 import logging
-import os
 import resource
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 import click
 
-from commitlog.errors import CommitLogError, StoreUnreadable
-from commitlog.kernel.native import NOTICE
-from commitlog.keys import KeyTrait
-from haservice import __version__, logs
+from commitlog.errors import CommitLogError
 from haservice.admin import supervision
-from haservice.admin.commands.nodes.in_force import in_force
-from haservice.binding import ValuesRefused, keys_of
-from haservice.broker.node import BrokerNode
-from haservice.broker.send import native
-from haservice.configuration import config, examples
+from haservice.binding import ValuesRefused
 from haservice.configuration.live_settings import ConfigChange
-from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
-from haservice.nameserver.node import NameserverNode
-from haservice.terminal.explain import explain, of_store_path, said_by_system
-from haservice.terminal.options import CONTEXT, addresses_callback, version_option
+from haservice.terminal.explain import explain, said_by_system
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +94,6 @@ config_option = click.option(
 print_option = click.option(
     "-p", "--printConfigItem", "print_config", is_flag=True, help="Print what is in force, and exit."
 )
-print_important_option = click.option(
-    "-m", "--printImportantConfig", "print_important", is_flag=True, help="As -p, the important ones."
-)
 logging_option = click.option(
     "--logging",
     "logging_file",
@@ -115,106 +102,6 @@ logging_option = click.option(
     help="Logging set-up, as in conf/logging.yml.  Without it the log goes to standard error; a file there is"
     " rotated at 64 MiB.",
 )
-
-
-@click.command(context_settings=CONTEXT)
-@config_option
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv",
-    metavar="ADDR",
-    callback=addresses_callback,
-    help="Nameservers, instead of the file's.",
-)
-@print_option
-@print_important_option
-@click.option(
-    "--example",
-    type=click.Choice(["master", "slave"]),
-    help="Print a commented properties file to start from, with every key, and exit.",
-)
-@logging_option
-@version_option
-def mqbroker(
-    config_file: Path | None,
-    namesrv: tuple[str, ...],
-    print_config: bool,
-    print_important: bool,
-    example: str | None,
-    logging_file: Path | None,
-) -> None:
-    """Runs one broker: a master, or the slave of one.
-
-    \b
-    A pair on one machine:
-      mqbroker --example master > broker-a.properties
-      mqbroker --example slave > broker-a-s.properties
-      mqnamesrv &
-      mqbroker -c broker-a.properties &
-      mqbroker -c broker-a-s.properties &
-      mqadmin haStatus -n 127.0.0.1:9876
-
-    brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
-    address from the nameserver.  mqshutdown broker, SIGTERM (kill PID), Ctrl-C or the end of its terminal
-    stops it cleanly; it says so when it is done.  As a service, in a container or under nohup it has no
-    terminal: SIGHUP opens its logs anew, and reads its file again; the log says which keys are in force.
-
-    -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
-    a role given by command included.  Standard error says of a key why it is not as the file has it.
-    """
-    if example is not None:
-        click.echo((examples.MASTER if example == "master" else examples.SLAVE).text(), nl=False)
-        return
-    if config_file is None:
-        raise click.UsageError(
-            "which broker?  Name its properties file: mqbroker -c FILE; mqbroker --example master prints one"
-        )
-    with told_plainly():
-        node_config = with_nameservers(config_file, namesrv)
-        if print_config or print_important:
-            print_broker(node_config, important=not print_config)
-            return
-        logs.configure(logging_file)
-        warn(node_config.warnings)
-        say_kernel()
-        allow_many_files()
-        with store_key_named(node_config):
-            run(BrokerNode(node_config), lambda: logs.configure(logging_file))
-
-
-@click.command(context_settings=CONTEXT)
-@config_option
-@print_option
-@click.option(
-    "--example",
-    is_flag=True,
-    help="Print a commented properties file to start from, with every key, and exit.",
-)
-@logging_option
-@version_option
-def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, logging_file: Path | None) -> None:
-    """Runs the nameserver, on port 9876 unless the file says otherwise.
-
-    Brokers register with it every 30 seconds; clients ask it where a topic's queues are.  It keeps nothing
-    that brokers would not tell it again.  mqshutdown namesrv, SIGTERM (kill PID), Ctrl-C or the end of its
-    terminal stops it cleanly.  As a service, in a container or under nohup it has no terminal: SIGHUP opens
-    its logs anew, and reads its file again.
-    """
-    if example:
-        click.echo(examples.NAMESERVER.text(), nl=False)
-        return
-    with told_plainly():
-        node_config = config.load_nameserver(config_file)
-        if print_config:
-            print_warnings(node_config.warnings)
-            for key, value in config.in_force(node_config):
-                click.echo(f"{key}={value}")
-            return
-        logs.configure(logging_file)
-        warn(node_config.warnings)
-        allow_many_files()
-        run(NameserverNode(node_config), lambda: logs.configure(logging_file))
 
 
 def allow_many_files() -> None:
@@ -374,33 +261,6 @@ def port_range() -> str:
         return "unknown"
 
 
-def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:
-    """The file's configuration; `-n`, if given, replaces its namesrvAddr."""
-    if not namesrv:
-        return config.load_broker(path)
-    loaded = config.load_broker(path, {**os.environ, "NAMESRV_ADDR": ";".join(namesrv)})
-    return replace(loaded, broker=replace(loaded.broker, namesrv_addrs=namesrv))
-
-
-def print_broker(loaded: NodeConfig, *, important: bool) -> None:
-    """Prints properties on standard output, in the form of a properties file; on standard error warnings,
-    and what differs from the file.
-    """
-    print_warnings(loaded.warnings)
-    found = in_force(loaded)
-    shown = {
-        key.name
-        for key, _ in keys_of(*config.BROKER_CLASSES)
-        if not important or KeyTrait.IMPORTANT in key.marks
-    }
-    for key, note in found.notes.items():
-        if not key or key in shown:
-            click.echo(f"note: {note}", err=True)
-    for key, value in found.values.items():
-        if key in shown:
-            click.echo(f"{key}={value}")
-
-
 def print_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -409,25 +269,6 @@ def print_warnings(warnings: Iterable[str]) -> None:
 def warn(warnings: Iterable[str]) -> None:
     for warning in warnings:
         logger.warning("configuration %s", warning)
-
-
-def say_kernel() -> None:
-    """Logs which build of the kernel this broker has; warns of the slow one if nobody asked for it."""
-    logger.info("broker starts version=%s kernelBuild=%s", __version__, native.build())
-    if lacking := native.lacking():
-        logger.warning("the native kernel is not in force why=%s: %s", lacking, NOTICE)
-
-
-@contextmanager
-def store_key_named(node_config: NodeConfig) -> Iterator[None]:
-    """Turns system errors at a path of the store into a ConfigError that names the path's key."""
-    try:
-        yield
-    except (StoreUnreadable, OSError) as error:
-        named = of_store_path(node_config, error)
-        if named is None:
-            raise
-        raise named from named.__cause__
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from haservice.errors import AnswerError, RemotingError
-from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.client import expect
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import ExtHeader
@@ -20,6 +20,14 @@ IN_FLIGHT = 64
 FAILURES_MAX = 3
 
 
+class AsksBrokers(Protocol):
+    """A RemotingClient, or what asks as one."""
+
+    async def invoke(
+        self, addr: str, command: RemotingCommand, timeout_s: float = ...
+    ) -> RemotingCommand: ...
+
+
 class Call(NamedTuple):
     addr: str
     code: RequestCode
@@ -29,7 +37,7 @@ class Call(NamedTuple):
 
 
 async def call_many(
-    client: RemotingClient, calls: Sequence[Call], timeout_s: float, in_flight: int = IN_FLIGHT
+    client: AsksBrokers, calls: Sequence[Call], timeout_s: float, in_flight: int = IN_FLIGHT
 ) -> list[Any]:
     """Of each call the body of its answer, or the RemotingError; may raise BodyUnreadable."""
     results: list[Any] = [None] * len(calls)
@@ -54,7 +62,7 @@ async def call_many(
     return results
 
 
-async def _answer(client: RemotingClient, call: Call, timeout_s: float) -> Any:
+async def _answer(client: AsksBrokers, call: Call, timeout_s: float) -> Any:
     ext = None if call.header is None else call.header.encode()
     command = RemotingCommand.request(call.code, ext)
     answer = expect(call.addr, await client.invoke(call.addr, command, timeout_s), request=call.code)

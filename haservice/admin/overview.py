@@ -8,7 +8,7 @@ A broker that does not answer adds nothing; `failures` has the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -103,10 +103,14 @@ def topics_of_brokers(admin: MQAdmin, only: str | None = None) -> Overview:
     return found
 
 
-def groups_of_brokers(admin: MQAdmin) -> Overview:
-    """Raises NotAllOurs.  A member is connected to each broker: the largest number of members counts."""
+def groups_of_brokers(admin: MQAdmin, names: Sequence[str] = ()) -> Overview:
+    """All groups; with `names`, which are in order, those from the first to the last.  Raises NotAllOurs.
+
+    A member is connected to each broker: the largest number of members counts.
+    """
     found = Overview()
-    for _, page in _pages(admin, RequestCode.GET_GROUPS_OVERVIEW, GroupsOverview, found):
+    between = (names[0], names[-1]) if names else ("", "")
+    for _, page in _pages(admin, RequestCode.GET_GROUPS_OVERVIEW, GroupsOverview, found, between=between):
         for one in page.groups:
             known = found.groups.get(one.group)
             found.groups[one.group] = one if known is None else _together(known, one)
@@ -128,12 +132,17 @@ def _together(one: GroupOverview, other: GroupOverview) -> GroupOverview:
 
 
 def _pages(
-    admin: MQAdmin, code: RequestCode, body: type[Page], found: Overview, only: str | None = None
+    admin: MQAdmin,
+    code: RequestCode,
+    body: type[Page],
+    found: Overview,
+    only: str | None = None,
+    between: tuple[str, str] = ("", ""),
 ) -> Iterator[tuple[Broker, Page]]:
     """Of each broker name from its master, or else from its first slave."""
     for broker in readable_brokers(admin):
         try:
-            for page in _of_broker(admin, broker, code, body, only):
+            for page in _of_broker(admin, broker, code, body, only, between):
                 yield broker, page
         except AnswerError as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -144,16 +153,23 @@ def _pages(
 
 
 def _of_broker(
-    admin: MQAdmin, broker: Broker, code: RequestCode, body: type[Page], only: str | None
+    admin: MQAdmin,
+    broker: Broker,
+    code: RequestCode,
+    body: type[Page],
+    only: str | None,
+    between: tuple[str, str],
 ) -> Iterator[Page]:
-    after, more = "", True
+    """Begins with a name before the first of `between`, and ends behind its last, if there is one."""
+    (first, last), more = between, True
+    after = first[:-1]
     while more:
         page: Any = admin.ask(
             broker.addr, code, PageHeader(after, only=only), into=body, timeout_s=PAGE_TIMEOUT_S
         )
         yield page
         names = _NAMES[body](page)
-        more = page.more and bool(names) and names[-1] > after
+        more = page.more and bool(names) and names[-1] > after and not (last and names[-1] >= last)
         after = names[-1] if names else after
 
 

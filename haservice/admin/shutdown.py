@@ -22,8 +22,8 @@ from haservice.terminal.output import echo_line
 
 COMMANDS = {"broker": "mqbroker", "namesrv": "mqnamesrv"}
 FILE_FLAGS = ("-c", "--configFile")
-# In the script that pip writes for a command.
-MARK, SCRIPT_BYTES_MAX = b"haservice.admin.daemons", 4096
+# In the script that pip writes for a command, before its name.
+MARK, SCRIPT_BYTES_MAX = "haservice.admin.", 4096
 # A little more than a daemon takes for a clean stop, at most: STOP_SECONDS in haservice/admin/daemons.py.
 WAIT_SECONDS = 30.0
 
@@ -109,7 +109,7 @@ def arguments_of(process: psutil.Process, command: str) -> list[str] | None:
     if len(words) < 2 or not Path(words[0]).name.startswith("python") or Path(words[1]).name != command:
         return None
     with (Path(process.cwd()) / words[1]).open("rb") as script:
-        return words[2:] if MARK in script.read(SCRIPT_BYTES_MAX) else None
+        return words[2:] if f"{MARK}{command}".encode() in script.read(SCRIPT_BYTES_MAX) else None
 
 
 def given_file(words: list[str], directory: Path) -> Path | None:

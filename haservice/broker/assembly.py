@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
 from commitlog.store import Store
@@ -27,6 +28,10 @@ from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.notices import Notices
 from haservice.broker.handlers import Parts, processors_of, sends_of, transaction_check_of
 from haservice.broker.health import Health
+from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.majority.ha import MajorityHA
+from haservice.broker.majority.keeper import MajorityKeeper, OpenedMember
+from haservice.broker.majority.proof import MajorityProof
 from haservice.broker.metadata.registration import Registration
 from haservice.broker.metadata.reloadable_keys import follow_settings
 from haservice.broker.metadata.slave_sync import SlaveSync
@@ -35,7 +40,7 @@ from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.roles.executor import RoleEvents
 from haservice.broker.roles.peer_repair import Repairer
 from haservice.broker.roles.startup import FollowedMaster, OpenedRole, RoleKeeper
-from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.send.durability import Durability, ReplicaProof, Wait
 from haservice.broker.send.processor import SendProcessor
 from haservice.broker.services import (
     durability_of,
@@ -65,13 +70,15 @@ ANSWER_SECONDS = 0.02
 class Opened:
     """What a node has opened, and decided, before the other parts are built."""
 
-    role: OpenedRole
+    role: OpenedRole | OpenedMember
     store_host: bytes
     tables: Tables
     security: Security
     client: BlockingClient
     live: LiveSettings[NodeConfig]
     health: Health
+    lease: LeaseKeeper | None = None
+    """The process's part in failover by a coordinator, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +93,20 @@ class BrokerParts:
     tables: Tables
     server: RemotingServer
     listeners: tuple[Listener, ...]
-    ha: MasterHAService[Wait] | SlaveHAService
+    ha: MasterHAService[Wait] | SlaveHAService | MajorityHA
     long_polling: LongPolling
     durability: Durability
     ha_samples: HASamples | None
     slave_sync: SlaveSync
     registration: Registration
-    standing: RoleKeeper
-    repairer: Repairer
+    standing: RoleKeeper | MajorityKeeper
+    repairer: Repairer | None
     stats: Stats
     clients: ClientTable
     sends: SendProcessor
     delivery: DelayDelivery
     transaction_check: TransactionCheck
+    lease: LeaseKeeper | None = None
 
     @property
     def is_slave(self) -> bool:
@@ -110,43 +118,59 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     to start again in another role.
     """
     role, tables, security, live = opened.role, opened.tables, opened.security, opened.live
-    config, store, lineage, broker = role.config, role.store, role.lineage, role.config.broker
-    events, stats = RoleEvents(), Stats()
+    config, store, broker = role.config, role.store, role.config.broker
+    lease, events, stats = opened.lease, RoleEvents(), Stats()
+    gate = lease.gate if lease is not None else None
     long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
     server = RemotingServer([], config.remoting.idle_seconds)
-    ha = replication_of(
-        config,
-        store,
-        lineage,
-        security,
-        server,
-        on_mark=long_polling.on_mark,
-        on_ahead=events.on_ahead,
-        on_heard=events.on_heard,
-        on_failure=opened.health.thread_failed,
-    )
-    slave = ha if isinstance(ha, SlaveHAService) else None
-    durability = durability_of(config, store, ha, server)
+    # Once the answers until now have gone out.
+    turn_soon = partial(server.call_soon, _later, server, turn)
     slave_sync = slave_sync_of(config, tables)
+    ha: MasterHAService[Wait] | SlaveHAService | MajorityHA
+    if isinstance(role, OpenedMember):
+        proof = MajorityProof(server)
+        ha = MajorityHA(role.member, broker.role, store.log, proof)
+    else:
+        ha = replication_of(
+            config,
+            store,
+            role.lineage,
+            security,
+            server,
+            on_mark=long_polling.on_mark,
+            on_ahead=events.on_ahead,
+            on_heard=events.on_heard,
+            on_failure=opened.health.thread_failed,
+            by_voters=gate is not None,
+            on_lost=lease.wake if lease is not None else lambda: None,
+        )
+    slave = ha if isinstance(ha, SlaveHAService) else None
+    durability = durability_of(config, store, _replica_proof(ha), server, gate)
     following = FollowedMaster(config.replication, slave, slave_sync)
     registration = registration_of(
         config,
         tables,
-        lineage,
+        epoch=partial(_epoch, role),
         on_master=following.master_found,
-        master_wanted=lambda: slave is not None and not slave.connected,
-        on_newer=(lambda _, __: None) if broker.role.is_slave else events.told_of,
+        master_wanted=partial(_master_wanted, ha, slave_sync),
+        on_newer=(lambda _, __: None)
+        if broker.role.is_slave or isinstance(role, OpenedMember)
+        else events.told_of,
     )
-    standing = RoleKeeper(
-        role,
-        ha,
-        slave_sync,
-        following,
-        events,
-        # Once the answers until now have gone out.
-        turn=lambda why: server.call_soon(server.loop.call_later, ANSWER_SECONDS, turn, why),
-        announce=registration.announce,
-    )
+    standing: RoleKeeper | MajorityKeeper
+    if isinstance(role, OpenedMember):
+        standing = MajorityKeeper(role, turn=turn_soon, master_addr=lambda: slave_sync.master_addr)
+    else:
+        assert not isinstance(ha, MajorityHA)
+        standing = RoleKeeper(
+            role,
+            ha,
+            slave_sync,
+            following,
+            events,
+            turn=turn_soon,
+            announce=registration.announce,
+        )
     follow_settings(
         live,
         groups=tables.groups,
@@ -180,6 +204,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         roles=standing,
         rights=MessageRights(security.acl if config.acl.follows_message else None, clients),
         acl=security.acl,
+        lease=lease,
     )
     sends = sends_of(parts)
     delivery = DelayDelivery(
@@ -205,6 +230,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         slave_sync,
         registration,
         in_sync_replicas=config.replication.in_sync_replicas,
+        lease=lease,
     )
     processors = processors_of(parts, sends, gauges)
     built = BrokerParts(
@@ -223,12 +249,15 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         slave_sync=slave_sync,
         registration=registration,
         standing=standing,
-        repairer=Repairer(store.log, standing.sources, standing.peers.reading),
+        repairer=Repairer(store.log, standing.sources, standing.peers.reading)
+        if isinstance(standing, RoleKeeper)
+        else None,
         stats=stats,
         clients=clients,
         sends=sends,
         delivery=delivery,
         transaction_check=transaction_check_of(parts, sends, tables.persistence.soon),
+        lease=lease,
     )
     connect(built, opened.health)
     return built
@@ -242,11 +271,39 @@ def connect(parts: BrokerParts, health: Health) -> None:
     store.flusher.on_flushed = long_polling.on_mark
     store.dispatcher.on_arrival = _arrivals_to(parts)
     store.dispatcher.awaited = lambda: len(long_polling) > 0
-    store.log.on_fences = lambda _: parts.repairer.wake()
+    if (repairer := parts.repairer) is not None:
+        store.log.on_fences = lambda _: repairer.wake()
     if isinstance(parts.ha, MasterHAService):
         parts.ha.return_waits_to(parts.durability.replicated)
+    elif isinstance(parts.ha, MajorityHA):
+        parts.ha.proof.on_done = parts.durability.replicated
     tables.groups.on_change = tables.persistence.soon
     tables.topics.on_change = _both(tables.persistence.soon, parts.registration.announce)
+
+
+def _later(server: RemotingServer, call: Callable[..., object], *args: object) -> None:
+    server.loop.call_later(ANSWER_SECONDS, call, *args)
+
+
+def _replica_proof(ha: MasterHAService[Wait] | SlaveHAService | MajorityHA) -> ReplicaProof | None:
+    if isinstance(ha, MajorityHA):
+        return ha.proof
+    return ha if isinstance(ha, MasterHAService) else None
+
+
+def _epoch(role: OpenedRole | OpenedMember) -> int:
+    """What nameservers are told, so that they believe the newer of two masters."""
+    if isinstance(role, OpenedMember):
+        return role.member.epoch
+    last = role.lineage.state.lineage.last
+    return -1 if last is None else last.number
+
+
+def _master_wanted(ha: MasterHAService[Wait] | SlaveHAService | MajorityHA, slave_sync: SlaveSync) -> bool:
+    """Whether this slave should ask the nameservers for its master soon."""
+    if isinstance(ha, MajorityHA):
+        return ha.follows_another(slave_sync.master_addr)
+    return isinstance(ha, SlaveHAService) and not ha.connected
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:

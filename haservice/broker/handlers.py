@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
@@ -32,6 +33,8 @@ from haservice.broker.groups.processor import GroupsProcessor
 from haservice.broker.groups.queue_locks import QueueLocks
 from haservice.broker.groups.reset_offsets import ResetOffsetsProcessor
 from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.lease.requests import CoordinatedRoles, LeaveLeaseProcessor
 from haservice.broker.metadata.broker_state import StateProcessor
 from haservice.broker.metadata.cleanup_requests import HousekeepingProcessor
 from haservice.broker.metadata.store_queues import StoreQueues
@@ -129,6 +132,7 @@ class Parts:
     roles: Roles
     rights: MessageRights
     acl: AclFiles | None = None
+    lease: LeaseKeeper | None = None
 
     @property
     def is_slave(self) -> bool:
@@ -137,6 +141,11 @@ class Parts:
 
 def sends_of(parts: Parts) -> SendProcessor:
     admission, send_limits, log = _admission(parts), _send_limits(parts.config.broker), parts.store.log
+    fast = None  # a message of DLedger is an entry of its own; the short way writes many as one run
+    if not parts.config.dledger.enabled:
+        fast = fast_sends(
+            admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(send_limits)
+        )
     sends = SendProcessor(
         send_limits,
         admission,
@@ -144,14 +153,28 @@ def sends_of(parts: Parts) -> SendProcessor:
         parts.durability,
         parts.stats,
         store_host=parts.store_host,
-        fast=fast_sends(
-            admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(send_limits)
-        ),
+        fast=fast,
         on_half=parts.rights.half_sent,
+        why_shut=parts.lease.gate.why if parts.lease is not None else _never,
     )
     parts.live.follow({SENDS}, lambda config: sends.configure(_send_limits(config.broker)))
     parts.live.follow({SENDS}, lambda config: admission.configure(_limits(config)))
     return sends
+
+
+def _roles(parts: Parts) -> Roles:
+    if parts.lease is None:
+        return parts.roles
+    return CoordinatedRoles(parts.roles, parts.lease, is_slave=parts.is_slave)
+
+
+def _safe_end(parts: Parts) -> int:
+    """Up to where the log is at every broker that may be the next master; -1 without a slave."""
+    return parts.store.log.end if parts.config.dledger.enabled else replicated_end(parts.ha.status())
+
+
+def _never() -> str:
+    return ""
 
 
 def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mapping[str, str]]) -> Processors:
@@ -209,7 +232,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         *admin_processors(parts, gauges),
         ClientConfigProcessor(filters),
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
-        DelayOffsetsProcessor(parts.delays, lambda: replicated_end(parts.ha.status())),
+        DelayOffsetsProcessor(parts.delays, partial(_safe_end, parts)),
         _send_back(parts, sends),
         HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
         ConnectionsProcessor(parts.clients),
@@ -221,7 +244,8 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
             on_deleted=parts.stats.traffic.forget_group,
         ),
         LockProcessor(QueueLocks()),
-        LineageProcessor(parts.roles, store.log, offload),
+        LineageProcessor(_roles(parts), store.log, offload),
+        *([LeaveLeaseProcessor(parts.lease, offload)] if parts.lease is not None else []),
         AclProcessor(
             parts.acl,
             offload,
@@ -281,6 +305,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             offload,
             update_code=RequestCode.UPDATE_BROKER_CONFIG,
             get_code=RequestCode.GET_BROKER_CONFIG,
+            file_code=RequestCode.GET_FILE_CONFIG,
             fixed={
                 "filterServerNums": "0",
                 "msgTraceTopicName": TRACE_TOPIC,
@@ -332,7 +357,7 @@ def transaction_check_of(
         interval_s=parts.config.broker.transaction_check_interval_ms / 1000,
         hand_over=lambda some, asked: parts.server.call_soon(questions.ask, some, asked),
         held=lambda: sends.refuse_all or parts.store.log.writable,
-        replicated_end=lambda: replicated_end(parts.ha.status()),
+        replicated_end=partial(_safe_end, parts),
         on_progress=on_progress,
     )
     parts.live.follow(

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 VITAL_THREADS = frozenset(
     {
         *("log-flush", "log-dispatch", "ha-group-transfer", "ha-recorder", "role-keeper"),
-        *("delay-delivery", "transaction-check"),
+        *("delay-delivery", "transaction-check", "lease-keeper"),
     }
 )
 
@@ -38,6 +38,14 @@ class Health:
 
     def thread_failed(self, name: str, error: BaseException) -> None:
         self.unhealthy(name, f"{type(error).__name__}: {error}")
+
+    @property
+    def why_vital(self) -> str:
+        """Which thread without which OK would not be true has failed; "" if none has."""
+        failed = [
+            f"thread {name} has failed: {why}" for name, why in self.failures.items() if name in VITAL_THREADS
+        ]
+        return next(iter(failed), "")
 
     def unhealthy(self, name: str, reason: str) -> None:
         with self._lock:

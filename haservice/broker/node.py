@@ -13,6 +13,8 @@
     persistence     broker-persist               the tables
     repair          log-repair                   the store; the peers
     samples         ha-samples                   replication; the store
+    lease           lease-keeper (the daemon's)  with haCoordinator: all parts; given back before replication ends
+    group           dledger-… (the daemon's)     with enableDLegerCommitLog: the log; handed over before the ports close
     slave sync      – (of the client's loop)     a slave's; the tables
     delays          delay-delivery               a master's; the store, delayOffset.json
     transactions    transaction-check            a master's; the store, the tables, the ports
@@ -36,9 +38,15 @@ from commitlog.store import Store
 from haservice.broker.acl.security import security_of
 from haservice.broker.assembly import BrokerParts, Opened, assemble
 from haservice.broker.health import Health
+from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.lease.office import RunningBroker
+from haservice.broker.lease.start import leads
+from haservice.broker.majority.ha import MajorityHA
+from haservice.broker.majority.member import BrokerMember
+from haservice.broker.majority.startup import MajorityStartup, attach, check_is_classic
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.metrics.port import open_monitoring
-from haservice.broker.roles.startup import RoleStartup
+from haservice.broker.roles.startup import RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
@@ -100,9 +108,21 @@ class BrokerNode:
     delivery = _Shown(lambda parts: parts.delivery)
     transaction_check = _Shown(lambda parts: parts.transaction_check)
 
-    def __init__(self, config: NodeConfig, *, heard: int = -1, trusted_end: int | None = None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        *,
+        heard: int = -1,
+        trusted_end: int | None = None,
+        lease: LeaseKeeper | None = None,
+        leads: bool = False,
+        member: BrokerMember | None = None,
+    ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
-        of an epoch; `trusted_end`, where it closed the log, all in order.
+        of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
+
+        `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
+        a DLedger group, None without enableDLegerCommitLog.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.
@@ -114,11 +134,14 @@ class BrokerNode:
         self.health = Health()
         # Set when the node has stopped, or has to be stopped because its ports are gone.
         self.stopped = threading.Event()
+        self._lease = lease
+        self._member = member
+        self._leads = leads or lease is None
         self._heard = heard
         self._trusted_end = trusted_end
         self._closed_end: int | None = None
         self._running = Running(self.health.thread_failed)
-        self._startup: RoleStartup | None = None
+        self._startup: RoleStartup | MajorityStartup | None = None
         self._parts: BrokerParts | None = None
         self._served = False
 
@@ -175,11 +198,22 @@ class BrokerNode:
         """The node to start in this process once this one has stopped; None if there is none."""
         if self.restart is None:
             return None
-        return BrokerNode(self.restart, heard=self._role_state.heard, trusted_end=self._closed_end)
+        return BrokerNode(
+            self.restart,
+            heard=self._role_state.heard,
+            trusted_end=self._closed_end,
+            lease=self._lease,
+            leads=self._parts is not None
+            and isinstance(standing := self._parts.standing, RoleKeeper)
+            and leads(standing.lineage.state),
+            member=self._member,
+        )
 
     def again(self) -> BrokerNode:
         """The same node anew, after a refused start; without `trusted_end`, for it saw no log in order."""
-        return BrokerNode(self.file_config, heard=self._heard)
+        return BrokerNode(
+            self.file_config, heard=self._heard, lease=self._lease, leads=self._leads, member=self._member
+        )
 
     @property
     def _role_state(self) -> RoleState:
@@ -201,11 +235,21 @@ class BrokerNode:
         security = security_of(self.file_config)
         client = security.make_client(self.health.thread_failed)
         self._running.add("client", client.close)
-        startup = self._startup = RoleStartup(self.file_config, client, self._heard)
+        member = self._member
+        startup: RoleStartup | MajorityStartup
+        if member is None:
+            startup = RoleStartup(self.file_config, client, self._heard, leads=self._leads)
+        else:
+            startup = MajorityStartup(self.file_config, member)
+        self._startup = startup
         config = self.config = startup.config
         live = live_settings_of(config)
         store_host = store_host_of(config)
-        store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
+        if member is None:
+            check_is_classic(config.log)
+            store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
+        else:
+            store = member.open_store(config, store_host)
         self._running.add("store", lambda _: self._close_store(store))
         check_ports(config, security)
 
@@ -218,7 +262,8 @@ class BrokerNode:
             return None
         tables = Tables(config, store)
         self._running.add("tables", lambda _: tables.close())
-        return assemble(Opened(role, store_host, tables, security, client, live, self.health), turn)
+        opened = Opened(role, store_host, tables, security, client, live, self.health, self._lease)
+        return assemble(opened, turn)
 
     def _serve(self, parts: BrokerParts) -> None:
         running = self._running
@@ -230,10 +275,16 @@ class BrokerNode:
         parts.server.start(parts.listeners)
         if (monitoring := open_monitoring(parts, self.health)) is not None:
             running.add("monitoring", monitoring.stop)
+        if self._lease is not None:
+            running.add("lease", self._leave)
+        if self._member is not None:
+            running.add("group", self._leave_group)
+            attach(self._member, parts, self.health)
         running.add("sends", lambda deadline: self._stop_sends(parts, deadline))
         parts.server.call_soon(self._tick, parts)
         running.run("broker-persist", parts.tables.persistence)
-        running.run("log-repair", parts.repairer)
+        if parts.repairer is not None:
+            running.run("log-repair", parts.repairer)
         if parts.ha_samples is not None:
             running.run("ha-samples", parts.ha_samples)
         if parts.is_slave:
@@ -243,9 +294,27 @@ class BrokerNode:
             running.run("transaction-check", parts.transaction_check)
         running.run("role-keeper", parts.standing.executor)
         self._served = True
+        if self._lease is not None:
+            assert isinstance(self._startup, RoleStartup)
+            self._lease.attach(self._running_broker(parts, may_be_first=self._startup.may_be_first))
         if parts.config.broker.namesrv_addrs:
             running.run_on_loop("register", parts.client, parts.registration.run)
             parts.registration.first_round.wait(FIRST_ROUND_SECONDS)
+
+    def _running_broker(self, parts: BrokerParts, *, may_be_first: bool) -> RunningBroker:
+        role = parts.standing
+        assert isinstance(role, RoleKeeper)
+        assert not isinstance(parts.ha, MajorityHA)
+        return RunningBroker(
+            parts.config,
+            parts.store,
+            role.lineage,
+            role.executor,
+            role.peers,
+            parts.ha,
+            may_be_first,
+            self.health,
+        )
 
     def _say_ready(self) -> None:
         """RocketMQ's own line, which people and scripts wait for."""
@@ -271,8 +340,25 @@ class BrokerNode:
             parts.clients.expire(time.monotonic())
             parts.tables.filters.expire()
         self.health.dispatch_is(parts.store.dispatcher.trouble, parts.store.dispatcher.failed)
+        if self._member is not None:
+            self._member.unwell(self.health.why_vital)
 
     # Stopping
+
+    def _leave(self, deadline: Deadline) -> None:
+        """Nothing is appended any more; slaves still follow.  A broker that stops for good gives its lease back."""
+        assert self._lease is not None
+        if self.restart is None and self._served:
+            self._lease.leave(deadline)
+        else:
+            self._lease.detach()
+
+    def _leave_group(self, deadline: Deadline) -> None:
+        """Nothing is appended any more.  A leader that stops for good hands over first."""
+        assert self._member is not None
+        if self.restart is None and self._served:
+            self._member.hand_over(deadline)
+        self._member.detach()
 
     def _stop_sends(self, parts: BrokerParts, deadline: Deadline) -> None:
         """Takes no more sends; answers waiting ones, with their proofs if these come soon, else without."""

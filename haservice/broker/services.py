@@ -17,10 +17,11 @@ from haservice.broker.metadata.next_start import check_store
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.metadata.tables import Tables
-from haservice.broker.send.durability import Durability, Wait
+from haservice.broker.send.durability import Durability, PutStatus, ReplicaProof, Wait
 from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.coordination.gate import Gate
 from haservice.errors import ConfigError
 from haservice.observability.server import check_addr
 from haservice.remoting.client import RemotingClient
@@ -65,7 +66,7 @@ def check_ports(config: NodeConfig, security: Security) -> None:
     check_listeners(listeners_of(config, security, {}))
     if config.remoting.metrics_addr is not None:
         check_addr(config.remoting.metrics_addr, config.source)
-    if not config.broker.role.is_slave:
+    if not config.broker.role.is_slave and not config.dledger.enabled:
         check_doors(
             config.remoting.bind_address, doors_of(config.replication.listen_port, 0, 0, security.doors)
         )
@@ -94,6 +95,8 @@ def replication_of(
     on_ahead: Callable[[SlaveHello], None],
     on_heard: Callable[[SlaveHello, GreetingOutcome], None],
     on_failure: Callable[[str, BaseException], None],
+    by_voters: bool = False,
+    on_lost: Callable[[], None] = lambda: None,
 ) -> MasterHAService[Wait] | SlaveHAService:
     """The service of this role.  With SYNC_FLUSH a slave reports only what is on its disk."""
     flushes = flushes_at_once(config)
@@ -107,6 +110,7 @@ def replication_of(
             on_failure=on_failure,
             rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
             doors=security.doors,
+            on_lost=on_lost,
         )
     return MasterHAService(
         config.replication,
@@ -119,6 +123,8 @@ def replication_of(
         greets=Greets(lineage, _facts(config), on_ahead, on_heard),
         doors=security.doors,
         loop=server,
+        by_voters=by_voters,
+        on_lost=on_lost,
     )
 
 
@@ -133,16 +139,23 @@ def _facts(config: NodeConfig) -> Facts:
 
 
 def durability_of(
-    config: NodeConfig, store: Store, ha: MasterHAService[Wait] | SlaveHAService, server: RemotingServer
+    config: NodeConfig,
+    store: Store,
+    replica: ReplicaProof | None,
+    server: RemotingServer,
+    gate: Gate | None,
 ) -> Durability:
-    waits_for_slaves = config.broker.role is BrokerRole.SYNC_MASTER
+    """`replica` gives the proofs of a SYNC_MASTER's sends.  A majority has flushed what it has, if that is asked."""
+    by_majority = config.dledger.enabled
     return Durability(
-        flush=store.flusher if flushes_at_once(config) else None,
-        replica=ha if waits_for_slaves and isinstance(ha, MasterHAService) else None,
+        flush=store.flusher if flushes_at_once(config) and not by_majority else None,
+        replica=replica if config.broker.role is BrokerRole.SYNC_MASTER else None,
         flush_timeout_s=config.log.sync_flush_timeout_ms / 1000,
         replica_timeout_s=config.replication.slave_timeout_ms / 1000,
         call_soon=server.call_soon,
         on_loop=server.is_here,
+        gate=gate,
+        lacking=PutStatus.NOT_AGREED if by_majority else PutStatus.FLUSH_SLAVE_TIMEOUT,
     )
 
 
@@ -167,8 +180,8 @@ def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
 def registration_of(
     config: NodeConfig,
     tables: Tables,
-    lineage: LineageFile,
     *,
+    epoch: Callable[[], int],
     on_master: Callable[[MasterAddresses], None],
     master_wanted: Callable[[], bool],
     on_newer: Callable[[int, str], None],
@@ -201,7 +214,7 @@ def registration_of(
         on_master=on_master,
         master_wanted=master_wanted,
         on_reachable=on_reachable,
-        epoch=lambda: -1 if (last := lineage.state.lineage.last) is None else last.number,
+        epoch=epoch,
         on_newer=on_newer,
     )
 

@@ -1,6 +1,6 @@
 """haservice.client: the client library of Python applications for brokers.  docs/client.md shows how."""
 
-from haservice.client.admin import END, Admin, Broker
+from haservice.client.admin import END, Admin
 from haservice.client.async_admin import AsyncAdmin
 from haservice.client.consumer.callback.handler import ConsumeTimeout, RetryLater
 from haservice.client.consumer.options import ConsumerOptions
@@ -19,14 +19,17 @@ from haservice.client.errors import (
     ReplyTimeout,
     RouteUnknown,
     SendFailed,
+    TopicKept,
     Try,
 )
 from haservice.client.message import Message, Received
 from haservice.client.options import ClientOptions, Credentials, tls_context
 from haservice.client.producer import AsyncProducer, Producer
+from haservice.client.routes import Broker
 from haservice.client.sends import ProducerLimits, SendResult, SendStatus
 from haservice.client.session import Session
 from haservice.client.transactions import TransactionListener, TransactionResult, TransactionState
+from haservice.ledger import LedgerError
 from haservice.remoting.bodies.clients import MessageQueue
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "ConsumerOptions",
     "Credentials",
     "GroupUnknown",
+    "LedgerError",
     "Message",
     "MessageIllegal",
     "MessageQueue",
@@ -64,6 +68,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TopicKept",
     "TransactionListener",
     "TransactionResult",
     "TransactionState",

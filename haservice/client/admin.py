@@ -8,18 +8,25 @@ code than those expected is an AnswerError.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from commitlog.kernel.records import parse_message_id
-from haservice.client.errors import ClientClosed, ClientError, GroupUnknown, RouteUnknown, TopicUnknown
-from haservice.client.message import Received, decode_all
+from haservice.client.errors import (
+    ClientClosed,
+    ClientError,
+    GroupUnknown,
+    RouteUnknown,
+    TopicKept,
+    TopicUnknown,
+)
+from haservice.client.message import PulledRecords, Received, decode_all
 from haservice.client.options import ClientOptions
-from haservice.client.routes import TopicRoute
+from haservice.client.routes import Broker, TopicRoute, readable_addr
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress
 from haservice.remoting.bodies.clients import (
-    MASTER_ID,
     BrokerData,
     ClusterInfo,
     HARuntimeInfo,
@@ -72,28 +79,6 @@ PULL_WITH_SUBSCRIPTION = 4
 Body = TypeVar("Body", bound=JSONBody)
 
 
-class Broker(NamedTuple):
-    """One broker of a cluster, as the nameserver lists it."""
-
-    cluster: str
-    name: str
-    broker_id: int
-    addr: str
-
-    @property
-    def is_master(self) -> bool:
-        return self.broker_id == MASTER_ID
-
-
-class PulledRecords(NamedTuple):
-    """What one pull brought: encoded records, and where to go on."""
-
-    code: int
-    records: bytes | memoryview
-    next_offset: int
-    max_offset: int
-
-
 class Admin:
     """For any number of threads.  Makes one connection per address, at its first use."""
 
@@ -139,7 +124,9 @@ class Admin:
         """Deletes the topic and its messages at every master, and at every nameserver.
 
         Raises RouteUnknown if neither masters nor nameserver know the topic; brokers would answer success.
+        Raises TopicKept, after all that, if a broker name without a master may have it.
         """
+        kept = self._kept_without_master(topic, cluster)
         addrs = [broker.addr for broker in self.masters(cluster)]
         if not any(self._has_topic(addr, topic) for addr in addrs):
             clusters = sorted({data.cluster for data in self.route(topic).broker_datas})
@@ -149,6 +136,8 @@ class Admin:
             self.tell(addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
         for addr in self.nameservers:
             self.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvHeader(topic, cluster))
+        if kept:
+            raise TopicKept(topic, kept)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that may be read.  RouteUnknown if the topic is unknown."""
@@ -275,6 +264,19 @@ class Admin:
                 raise
             return False
         return True
+
+    def _kept_without_master(self, topic: str, cluster: str | None) -> list[str]:
+        """Broker names without a master whose slaves have the topic, or do not say."""
+        brokers = self.brokers(cluster)
+        led = {one.name for one in brokers if one.is_master}
+        kept = set()
+        for one in brokers:
+            if one.name not in led:
+                with suppress(RemotingUnreachable, RemotingTimeout):
+                    if not self._has_topic(one.addr, topic):
+                        continue
+                kept.add(one.name)
+        return sorted(kept)
 
     def _check_group(self, group: str, addrs: Sequence[str]) -> None:
         """Raises GroupUnknown unless one of these brokers has the group."""
@@ -459,7 +461,10 @@ class Admin:
         command = RemotingCommand.request(code, ext, body)
         if language is not None:
             command.language = language
-        return expect(addr, self._client.call(addr, command, timeout_s), *expected, request=code)
+        return expect(addr, self._invoke(addr, command, timeout_s), *expected, request=code)
+
+    def _invoke(self, addr: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        return self._client.call(addr, command, timeout_s)
 
     def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
         """As `call`, to the first nameserver that answers."""
@@ -491,8 +496,3 @@ class Admin:
     def _broker_name(self, topic: str, addr: str) -> str:
         datas = self.route(topic).broker_datas
         return next((data.broker_name for data in datas if addr in data.broker_addrs.values()), "")
-
-
-def readable_addr(data: BrokerData) -> str:
-    """Which of a broker's addresses to read from: the master, or the first slave while there is none."""
-    return data.broker_addrs[min(data.broker_addrs)]

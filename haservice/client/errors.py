@@ -9,6 +9,7 @@
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
         │   └── TopicUnknown               an admin call's RouteUnknown; an AnswerError, too
+        ├── TopicKept                  a topic is deleted, but not at broker names without a master
         ├── GroupUnknown               the brokers that were asked have no such consumer group
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
@@ -77,6 +78,18 @@ class TopicUnknown(RouteUnknown, AnswerError):
         self.topic = topic
         self.reason = f"is unknown to nameserver {answer.addr}; mqadmin updateTopic makes one"
         self.args = (f"topic {escaped(topic)} {self.reason}",)
+
+
+class TopicKept(ClientError):
+    """`brokers` are names without a master now: they keep the topic, which is deleted everywhere else."""
+
+    def __init__(self, topic: str, brokers: Sequence[str]) -> None:
+        super().__init__(
+            f"topic {escaped(topic)} is not deleted at {', '.join(map(escaped, brokers))}, which has no master now, "
+            "and comes back with it: delete it again then"
+        )
+        self.topic = topic
+        self.brokers = tuple(brokers)
 
 
 class GroupUnknown(ClientError):

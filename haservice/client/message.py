@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 from commitlog.kernel import layout, records
 from haservice.client.errors import MessageIllegal
@@ -74,7 +74,7 @@ class Message:
     def check(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         """Raises MessageIllegal for what a broker would refuse, or a reader could not read."""
         self._check_types()
-        _check_topic(self.topic)
+        check_topic(self.topic)
         if not self.body:
             raise MessageIllegal(f"a message to topic {self.topic} has no body: brokers take none without")
         if len(self.body) > body_bytes_max:
@@ -142,7 +142,8 @@ def _check_type(field_name: str, value: object, kind: type | tuple[type, ...], w
         )
 
 
-def _check_topic(topic: str) -> None:
+def check_topic(topic: str) -> None:
+    """Raises MessageIllegal for a name that no broker takes."""
     name = topic.encode(errors="replace")
     if not records.is_topic(name) or len(name) > TOPIC_CHARS_MAX:
         raise MessageIllegal(
@@ -228,6 +229,12 @@ class Received:
     def keys(self) -> tuple[str, ...]:
         return tuple(self.properties.get(KEYS, "").split())
 
+    @property
+    def ledger_entry(self) -> tuple[str, str, tuple[int, int] | None]:
+        """Topic, id and place as haservice.ledger has them."""
+        place = None if self.queue.topic != self.topic else (self.queue.queue_id, self.queue_offset)
+        return self.topic, self.msg_id, place
+
     @classmethod
     def of(cls, record: records.StoredMessage, broker_name: str) -> Self:
         """Makes the message from a record."""
@@ -254,6 +261,15 @@ class Received:
             sys_flag=record.sys_flag,
             flag=record.flag,
         )
+
+
+class PulledRecords(NamedTuple):
+    """What one pull brought: encoded records, and where to go on."""
+
+    code: int
+    records: bytes | memoryview
+    next_offset: int
+    max_offset: int
 
 
 def decode_all(body: bytes | memoryview) -> Iterator[records.StoredMessage]:

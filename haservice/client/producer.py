@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from commitlog.kernel import layout
 from commitlog.log.log import wall_clock_ms
 from haservice.client.blocking import BlockingFace
-from haservice.client.errors import ClientClosed, ClientError, MessageIllegal, RouteUnknown
+from haservice.client.errors import ClientClosed, ClientError, MessageIllegal, RouteUnknown, SendFailed
 from haservice.client.identity import checked_group
 from haservice.client.message import Message, Received
 from haservice.client.options import ClientOptions
@@ -40,12 +41,23 @@ from haservice.client.transactions import (
     TransactionListener,
     TransactionResult,
     Transactions,
+    TransactionState,
 )
 from haservice.errors import HAServiceError
+from haservice.ledger import (
+    COMMITTED,
+    NO_ANSWER,
+    NOT_STORED,
+    ONEWAY,
+    ROLLED_BACK,
+    UNDECIDED,
+    SentLedger,
+)
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.codes import RequestCode
 
 DEFAULT_LIMITS = ProducerLimits()
+_STATE_WORDS = {TransactionState.COMMIT: COMMITTED, TransactionState.ROLLBACK: ROLLED_BACK}
 
 
 class AsyncProducer:
@@ -59,8 +71,10 @@ class AsyncProducer:
         session: Session | None = None,
         listener: TransactionListener | None = None,
         limits: ProducerLimits = DEFAULT_LIMITS,
+        ledger: Path | str | None = None,
     ) -> None:
         """`listener` is for transactions.  With `session` the producer shares that one, and leaves it open.
+        `ledger` is a file for every send and what became of it (haservice.ledger).
 
         Raises NameserverUnknown, and ValueError for a group name that RocketMQ refuses.
         """
@@ -71,21 +85,32 @@ class AsyncProducer:
         self._turns = Turns(self.session)
         self._transactions = None if listener is None else Transactions(self.session, group, listener)
         self._traces = TraceWriter(self.session) if self.session.options.trace else None
+        self._ledger_path = ledger
+        self._ledger: SentLedger | None = None
+        self._send: Callable[..., Awaitable[SendResult]] = self._deliver if ledger is None else self._noted
         self._started = False
         self._closed = False
 
     async def start(self) -> Self:
-        """Connects to nothing yet, but tells known brokers of the group; may be called again."""
+        """Connects to nothing yet, but tells known brokers of the group; may be called again.
+
+        Raises LedgerError if the ledger cannot be written.
+        """
         if self._closed:
             raise ClientClosed(f"producer {self.group}")
         if not self._started:
+            if self._ledger_path is not None:
+                self._ledger = SentLedger(self._ledger_path)
             self._started = True
             await self.session.start()
             await self.session.add_producer(self.group)
         return self
 
     async def close(self) -> None:
-        """Takes the group off the brokers; running sends fail.  May be called twice."""
+        """Takes the group off the brokers; running sends fail.  May be called twice.
+
+        Raises LedgerError if the ledger's disk failed.
+        """
         if self._closed:
             return
         self._closed = True
@@ -97,6 +122,8 @@ class AsyncProducer:
             await self.session.remove_producer(self.group)
         if self._owns_session:
             await self.session.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -114,11 +141,12 @@ class AsyncProducer:
         """Returns the broker's acknowledgement; look at its `status`.
 
         The queue is `queue`, or that of the message's order key, or the next in turn.  Raises MessageIllegal,
-        RouteUnknown, SendFailed; RemotingErrors if no nameserver answers.
+        RouteUnknown, SendFailed; RemotingErrors if no nameserver answers; LedgerError, whose text says whether
+        the message was sent.
         """
         sent = prepared(message, self.session.new_key(), self._limits)
         _check_queue(message, queue)
-        return await self._deliver(sent, message, queue, timeout_s)
+        return await self._send(sent, message, queue, timeout_s)
 
     async def send_batch(
         self,
@@ -133,7 +161,7 @@ class AsyncProducer:
         """
         sent = prepared_batch(messages, [self.session.new_key() for _ in messages], self._limits)
         _check_queue(messages[0], queue)
-        return await self._deliver(sent, messages[0], queue, timeout_s)
+        return await self._send(sent, messages[0], queue, timeout_s)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Hands the message to a connection and does not wait: nobody says whether it arrives.
@@ -152,6 +180,8 @@ class AsyncProducer:
             raise RouteUnknown(
                 message.topic, f"cannot be sent to: broker {queue.broker_name} has no master now"
             )
+        if self._ledger is not None:
+            self._ledger.sending(sent.topic, [sent.unique_key], ONEWAY)
         try:
             await self.session.remoting.oneway(addr, sent.command(self.group, queue.queue_id))
         except HAServiceError:
@@ -180,8 +210,18 @@ class AsyncProducer:
         extra = {HALF_MESSAGE: "true", PRODUCER_GROUP: self.group}
         half = layout.SYS_TRANSACTION_PREPARED
         sent = prepared(message, self.session.new_key(), self._limits, extra, sys_flag=half)
+        if self._ledger_path is None:
+            result = await self._deliver(sent, message, None, timeout_s)
+            return await self._transactions.finish(message, result, argument)
+        await self._ready()
+        assert self._ledger is not None
+        # The half message's answer is no promise: nobody sees it before it is committed.
+        sent_ms = self._ledger.sending(sent.topic, [sent.unique_key])
         result = await self._deliver(sent, message, None, timeout_s)
-        return await self._transactions.finish(message, result, argument)
+        done = await self._transactions.finish(message, result, argument)
+        state = _STATE_WORDS.get(done.state, UNDECIDED) if done.told else UNDECIDED
+        self._ledger.answered(sent.topic, [sent.unique_key], state, sent_ms)
+        return done
 
     # -- request and reply -------------------------------------------------------------------------
 
@@ -203,7 +243,7 @@ class AsyncProducer:
             # Brokers push replies only to clients that they know.
             await self.session.route(message.topic, template=True)
             await self.session.introduce()
-            await self._deliver(sent, message, queue, seconds)
+            await self._send(sent, message, queue, seconds)
             return await requests.reply(message.topic, correlation_id, future, deadline_s, seconds)
         finally:
             requests.end(correlation_id)
@@ -248,6 +288,27 @@ class AsyncProducer:
         finally:
             if result is None or result.traced:
                 self._traced(self._traces, message, sent, result, started_ms)
+
+    async def _noted(
+        self, sent: Prepared, message: Message, queue: MessageQueue | None, timeout_s: float | None
+    ) -> SendResult:
+        """`_deliver`, with lines in the ledger before and after."""
+        await self._ready()
+        assert self._ledger is not None
+        keys = sent.unique_key.split(",")
+        sent_ms = self._ledger.sending(sent.topic, keys)
+        try:
+            result = await self._deliver(sent, message, queue, timeout_s)
+        except SendFailed as error:
+            status = NO_ANSWER if error.maybe_stored else NOT_STORED
+            self._ledger.failed(sent.topic, keys, status, sent_ms)
+            raise
+        place = (result.queue.queue_id, result.queue_offset)
+        # A delayed message's place is in the queue of its delay level.
+        self._ledger.answered(
+            sent.topic, keys, result.status.name, sent_ms, (None, None) if message.delay_level else place
+        )
+        return result
 
     def _traced(
         self,
@@ -300,9 +361,12 @@ class Producer(BlockingFace[AsyncProducer]):
         *,
         listener: TransactionListener | None = None,
         limits: ProducerLimits = DEFAULT_LIMITS,
+        ledger: Path | str | None = None,
     ) -> None:
         self.group = group
-        super().__init__(lambda: AsyncProducer(group, options, listener=listener, limits=limits))
+        super().__init__(
+            lambda: AsyncProducer(group, options, listener=listener, limits=limits, ledger=ledger)
+        )
 
     def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None

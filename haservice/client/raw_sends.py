@@ -2,8 +2,8 @@
 
 Applications use haservice.client.producer; this module chooses, checks and repeats nothing.
 A fixed number of workers share one source of messages.  Each sends one, waits for its answer, and takes the
-next.  A message is never sent twice: its answer is counted and reported, and the caller decides.  The first
-connection that fails ends the run, for the rest would only fail alike.
+next.  A message is never sent twice: its answer is counted and reported, and the caller decides.  The first failure
+that does not mend by itself ends the run, for the rest would only fail alike: nothing more is read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from commitlog.log.log import wall_clock_ms
 from haservice.client.admin import Admin
 from haservice.client.errors import RouteUnknown
 from haservice.client.identity import UniqueKeys
-from haservice.client.message import UNIQUE_KEY, WAIT
+from haservice.client.message import DELAY, UNIQUE_KEY, WAIT
 from haservice.client.routes import TEMPLATE_TOPIC, TopicRoute
 from haservice.client.sends import Prepared, SendStatus
 from haservice.errors import AnswerError, RemotingError, RemotingTimeout
+from haservice.ledger import SentLedger
 from haservice.remoting.client import RemotingClient, Sign
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -41,6 +42,16 @@ SEND_OK = SendStatus.SEND_OK.name
 STORED = tuple(STATUS_BY_CODE.values())
 NO_ANSWER = "NO_ANSWER"
 UNREACHABLE = "UNREACHABLE"
+# What does not mend by itself.
+FINAL = frozenset(
+    {
+        NO_ANSWER,
+        UNREACHABLE,
+        ResponseCode.SERVICE_NOT_AVAILABLE.name,
+        ResponseCode.NO_PERMISSION.name,
+        ResponseCode.TOPIC_NOT_EXIST.name,
+    }
+)
 
 _keys = UniqueKeys()
 
@@ -78,7 +89,7 @@ class Sent(NamedTuple):
 class Tally:
     """Counts of a run.  `remarks` keeps the first text that came with each status but SEND_OK.
 
-    With `stopped` a lost connection ended the run, and the remaining messages were not sent.
+    With `stopped` a failure of FINAL ended the run, and the remaining messages were not sent.
     """
 
     statuses: Counter[str] = field(default_factory=Counter)
@@ -114,6 +125,24 @@ def send_command(topic: str, queue_id: int, message: RawMessage) -> RemotingComm
 def unique_key(now_ms: int) -> str:
     """A unique key as stock clients make it; of this machine's loopback."""
     return _keys.make(now_ms)
+
+
+def with_key(message: RawMessage) -> RawMessage:
+    """The same message, with a unique key."""
+    if UNIQUE_KEY in message.properties:
+        return message
+    return message._replace(properties={UNIQUE_KEY: unique_key(wall_clock_ms()), **message.properties})
+
+
+def _note(ledger: SentLedger, topic: str, message: RawMessage, sent: Sent, sent_ms: int) -> None:
+    keys = [message.properties[UNIQUE_KEY]]
+    if sent.status in STORED:
+        # A delayed message's place is in the queue of its delay level.
+        delayed = DELAY in message.properties
+        place = (None, None) if delayed else (sent.queue_id, sent.queue_offset)
+        ledger.answered(topic, keys, sent.status, sent_ms, place)
+    else:
+        ledger.failed(topic, keys, sent.status, sent_ms)
 
 
 async def send_one(client: RemotingClient, topic: str, queue: SendQueue, message: RawMessage) -> Sent:
@@ -154,10 +183,12 @@ async def send_all(
     in_flight: int = IN_FLIGHT,
     tally: Tally | None = None,
     *,
+    ledger: SentLedger | None = None,
     tls: ssl.SSLContext | None = None,
     sign: Sign | None = None,
 ) -> Tally:
-    """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.
+    """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.  With a
+    `ledger` each message has lines there before and after; raises LedgerError if one cannot be written.
 
     A caller that passes a `tally` still has it if the run is cancelled; messages in flight then count as
     NO_ANSWER, for nobody knows whether they are stored.
@@ -168,23 +199,39 @@ async def send_all(
     over = asyncio.Event()
     client = RemotingClient(tls=tls, sign=sign)
 
+    readers: list[asyncio.Task[None]] = []  # the worker that waits for a message, if one does
+
     async def worker() -> None:
+        task = asyncio.current_task()
+        assert task is not None
         while not over.is_set():
             async with lock:
+                if over.is_set():
+                    return
+                readers.append(task)
                 message = await anext(messages, None)
+                readers.clear()
                 queue = next(turn)
             if message is None:
                 return
+            sent_ms = 0
+            if ledger is not None:
+                message = with_key(message)
+                sent_ms = ledger.sending(topic, [message.properties[UNIQUE_KEY]])
             try:
                 sent = await send_one(client, topic, queue, message)
             except asyncio.CancelledError:
                 tally.add(Sent(queue, NO_ANSWER, "in flight when interrupted", message.body))
                 raise
             tally.add(sent)
+            if ledger is not None:
+                _note(ledger, topic, message, sent, sent_ms)
             on_sent(sent)
-            if sent.status == UNREACHABLE:
+            if sent.status in FINAL and not over.is_set():
                 tally.stopped = True
                 over.set()
+                for reader in readers:
+                    reader.cancel()  # it may wait for a silent pipe
 
     started = time.monotonic()
     try:

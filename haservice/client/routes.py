@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from commitlog.kernel.records import java_hash
 from haservice.client.errors import RouteUnknown
-from haservice.remoting.bodies.clients import MASTER_ID, MessageQueue, TopicRouteData
+from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, MessageQueue, TopicRouteData
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -25,6 +26,24 @@ AUTO_CREATED_QUEUES = 4
 # After a while a name without a master is asked for less often, by this factor.
 PATIENCE_S = 60.0
 PATIENT_FACTOR = 10
+
+
+class Broker(NamedTuple):
+    """One broker of a cluster, as the nameserver lists it."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    addr: str
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
+
+
+def readable_addr(data: BrokerData) -> str:
+    """Which of a broker's addresses to read from: the master, or the first slave while there is none."""
+    return data.broker_addrs[min(data.broker_addrs)]
 
 
 @dataclass(frozen=True, slots=True)

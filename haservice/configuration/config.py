@@ -17,6 +17,8 @@ import yaml
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions
 from haservice.binding import Binder, keys_of
 from haservice.configuration import rocketmq_keys
+from haservice.configuration.coordinator_settings import CoordinatorConfig
+from haservice.configuration.dledger_settings import DLedgerConfig, parse_peers
 from haservice.configuration.properties import Properties, PropertyEntry, parse
 from haservice.configuration.security_settings import (
     TLS_CONFIG_FILE,
@@ -45,6 +47,8 @@ BROKER_CLASSES: tuple[type[Any], ...] = (
     RemotingConfig,
     BrokerConfig,
     ReplicationConfig,
+    CoordinatorConfig,
+    DLedgerConfig,
     LogOptions,
     AclConfig,
     TlsConfig,
@@ -66,18 +70,25 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
     remoting = RemotingConfig(**binder.values(RemotingConfig))
     acl = binder.values(AclConfig)
     tls = _tls(binder)
+    coordinator = CoordinatorConfig(**binder.values(CoordinatorConfig))
+    dledger = DLedgerConfig(**binder.values(DLedgerConfig))
 
     _settle_addresses(broker, remoting, binder)
     _settle_name_servers(broker, environ, binder)
-    _settle_role(broker, binder)
+    if not dledger.enabled:
+        _settle_role(broker, binder)
+    else:
+        _check_dledger(dledger, coordinator, remoting, binder)
+        broker["role"], broker["broker_id"] = BrokerRole.SLAVE, dledger.slave_id if dledger.self_id else 1
     role: BrokerRole = broker.get("role", BrokerRole.ASYNC_MASTER)
     replication["listen_port"] = replication.get("listen_port") or remoting.listen_port + 1
     _check_ports(remoting, replication["listen_port"], binder)
     _check_intervals(replication, binder)
+    _check_lease(coordinator, binder)
     _settle_log(log, binder)
     _settle_acl(acl, environ, binder)
-    log["replica"] = role.is_slave
-    if role.is_slave and not broker.get("namesrv_addrs"):
+    log["replica"] = role.is_slave and not dledger.enabled
+    if role.is_slave and not dledger.enabled and not broker.get("namesrv_addrs") and not coordinator.is_set:
         _warn_of_no_name_server(binder, replication.get("master_address"))
     binder.check_names(names_of(*BROKER_CLASSES), rocketmq_keys.BROKER)
     binder.finish()
@@ -88,6 +99,8 @@ def broker_from(properties: Properties, environ: Mapping[str, str] = os.environ)
         remoting=remoting,
         acl=AclConfig(**acl),
         tls=tls,
+        coordinator=coordinator,
+        dledger=dledger,
         source=properties.source,
         warnings=tuple(binder.warnings),
     )
@@ -99,6 +112,14 @@ def load_tls(path: str | Path | None = None) -> TlsConfig:
     tls = _tls(binder)
     binder.finish()
     return tls
+
+
+def load_coordinator(path: str | Path) -> CoordinatorConfig:
+    """The coordinator's keys from a properties file: a file of their own, or a broker's."""
+    binder = Binder(_read(path))
+    coordinator = CoordinatorConfig(**binder.values(CoordinatorConfig))
+    binder.finish()
+    return coordinator
 
 
 def load_nameserver(path: str | Path | None = None) -> NameserverConfig:
@@ -134,6 +155,7 @@ def in_force(config: NodeConfig | NameserverConfig) -> list[tuple[str, str]]:
     if isinstance(config, NodeConfig):
         log = dataclasses.replace(config.log, commit_log_path=config.log.log_path)
         parts = (config.broker, log, config.replication, config.remoting, config.acl, config.tls)
+        parts = (*parts, config.coordinator, config.dledger)
     return sorted(
         (key.name, key.shown(getattr(part, field.name)))
         for part in parts
@@ -227,6 +249,37 @@ def _check_intervals(replication: dict[str, Any], binder: Binder) -> None:
     else:
         key, rule = "haSendHeartbeatInterval", f"below haHousekeepingInterval={housekeeping}"
     binder.refuse(key, f"has to be {rule}, or every quiet slave is hung up on")
+
+
+def _check_lease(coordinator: CoordinatorConfig, binder: Binder) -> None:
+    ttl_s, loop_s = coordinator.lease_ttl_s, coordinator.loop_wait_s
+    if ttl_s < 2 * loop_s and binder.sound("haLeaseTtl", "haLoopWait"):
+        binder.refuse(
+            "haLeaseTtl", f"has to be twice haLoopWait={loop_s} or more, or one late renewal ends the lease"
+        )
+
+
+def _check_dledger(
+    dledger: DLedgerConfig, coordinator: CoordinatorConfig, remoting: RemotingConfig, binder: Binder
+) -> None:
+    if not binder.sound("enableDLegerCommitLog", "dLegerPeers", "dLegerSelfId"):
+        return
+    if dledger.peers is None or dledger.self_id is None:
+        key = "dLegerPeers" if dledger.peers is None else "dLegerSelfId"
+        binder.refuse("enableDLegerCommitLog", f"{key} has to say who is in the group")
+        return
+    peers = parse_peers(dledger.peers)
+    own = peers.get(dledger.self_id)
+    if own is None:
+        binder.refuse("dLegerSelfId", f"is none of the peers {', '.join(peers)}")
+    elif int(own.rpartition(":")[2]) in (remoting.listen_port, remoting.vip_port):
+        binder.refuse(
+            "dLegerPeers", f"{own} is this broker's listenPort or the one 2 below: a member has its own"
+        )
+    if coordinator.is_set:
+        binder.refuse(
+            "haCoordinator", "with enableDLegerCommitLog a group elects its master itself: remove one of them"
+        )
 
 
 def _settle_log(log: dict[str, Any], binder: Binder) -> None:

@@ -17,6 +17,8 @@ from commitlog.keys import ANY, INT_MAX, Key, KeyTrait, Section
 from commitlog.options import FLUSHING, INDEX, KEEPING, STORE
 from haservice.binding import keys_of, kinds_of
 from haservice.configuration.config import BROKER_CLASSES, NAMESERVER_CLASSES
+from haservice.configuration.coordinator_settings import FAILOVER
+from haservice.configuration.dledger_settings import DLEDGER
 from haservice.configuration.security_settings import ACCESS, REPLICATION_TLS, TLS
 from haservice.configuration.settings import (
     ADDRESSES,
@@ -37,7 +39,8 @@ WIDTH = 110
 NO_BREAK = "\xa0"
 
 BROKER_SECTIONS = (
-    *(IDENTITY, ADDRESSES, REGISTERING, REPLICATION, REPLICATION_TLS, STORE, FLUSHING, KEEPING, INDEX),
+    *(IDENTITY, ADDRESSES, REGISTERING, REPLICATION, REPLICATION_TLS, FAILOVER, DLEDGER, STORE),
+    *(FLUSHING, KEEPING, INDEX),
     *(TOPICS, SENDING, PULLING, CHANGES, ACCESS, TLS),
 )
 NAMESERVER_SECTIONS = (ADDRESSES, CLIENT_VALUES, CHANGES, ACCESS, TLS)

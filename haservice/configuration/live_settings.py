@@ -150,13 +150,11 @@ class LiveSettings(Generic[C]):
 
         Of the role nothing is said: a command counts for it, too.
         """
-        path = self._path
-        if path is None or not path.exists():
+        return self._changed_to(self._of_file())
+
+    def _changed_to(self, following: NodeConfig | NameserverConfig | None) -> ConfigChange:
+        if following is None:
             return ConfigChange({}, (), (), None)
-        with self._lock:
-            of_file = parse(read_text(path), str(path))
-        is_broker = isinstance(self.config, NodeConfig)
-        following = broker_from(of_file) if is_broker else nameserver_from(of_file)
         before, values = _by_class(self.config), _by_class(following)
         changed = {
             key.name
@@ -165,7 +163,27 @@ class LiveSettings(Generic[C]):
             if key.name not in ROLE_KEYS and fields[field.name] != before[cls][field.name]
         }
         live = self.reloadable_keys & changed
-        return ConfigChange(values, tuple(sorted(live)), tuple(sorted(changed - live)), path)
+        return ConfigChange(values, tuple(sorted(live)), tuple(sorted(changed - live)), self._path)
+
+    def unlike_file(self) -> tuple[ConfigChange, dict[str, str]]:
+        """What `reread` gives, and the file's value of each key that differs; no secrets.
+
+        Waits for the disk.  Raises ConfigError if a start would refuse the file.
+        """
+        following = self._of_file()
+        change: ConfigChange = self._changed_to(following)
+        values = {} if following is None else dict(in_force(following))
+        differing = [*change.live, *change.later]
+        return change, {key: values[key] for key in differing if key in values and not key.startswith("tls.")}
+
+    def _of_file(self) -> NodeConfig | NameserverConfig | None:
+        """The configuration of a start now; None without a file."""
+        path = self._path
+        if path is None or not path.exists():
+            return None
+        with self._lock:
+            of_file = parse(read_text(path), str(path))
+        return broker_from(of_file) if isinstance(self.config, NodeConfig) else nameserver_from(of_file)
 
     def apply(self, change: ConfigChange) -> None:
         """On the loop."""

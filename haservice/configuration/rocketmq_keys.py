@@ -30,14 +30,14 @@ BROKER = _names(
     replyThreadPoolQueueCapacity rocketmqHome sendMessageThreadPoolNums sendThreadPoolQueueCapacity
     transferMsgByHeap waitTimeMillsInHeartbeatQueue waitTimeMillsInPullQueue
     waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue bitMapLengthConsumeQueueExt
-    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog dLegerGroup
-    dLegerPeers dLegerSelfId debugLockEnable deleteCommitLogFilesInterval
+    commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
+    debugLockEnable deleteCommitLogFilesInterval
     deleteConsumeQueueFilesInterval destroyMapedFileIntervalForcibly diskFallRecorded
-    duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog enableLmq
+    duplicationEnable enableBatchPush enableConsumeQueueExt enableLmq
     enableMultiDispatch enableScheduleAsyncDeliver
     fastFailIfNoBufferInStorePool flushCommitLogTimed
     flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
-    maxMsgsNumBatch preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths
+    maxMsgsNumBatch putMsgIndexHightWater readOnlyCommitLogStorePaths
     redeleteHangedFileInterval scheduleAsyncDeliverMaxPendingLimit
     scheduleAsyncDeliverMaxResendNum2Blocked storePathDLedgerCommitLog transientStorePoolEnable
     transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
@@ -68,7 +68,6 @@ BY_HAND = frozenset({"brokerConfigPath", "rocketmqHome"})
 # What a user of the key should know beyond "not served".
 _FIXED_PATH = "RocketMQ 4.9 does not read it either: the place is fixed, below storePathRootDir"
 REMARKS = {
-    "enableDLegerCommitLog": "this is a classic master and slave pair",
     "checkTransactionMessageEnable": "of older releases; RocketMQ 4.9 does not read it either",
     "storePathConsumeQueue": _FIXED_PATH,
     "storePathIndex": _FIXED_PATH,

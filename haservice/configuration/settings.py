@@ -30,6 +30,8 @@ from commitlog.keys import (
 )
 from commitlog.options import SEND_WAITS, TRANSACTION_CHECKS, LogOptions
 from haservice.configuration import texts
+from haservice.configuration.coordinator_settings import CoordinatorConfig
+from haservice.configuration.dledger_settings import DLedgerConfig
 from haservice.configuration.security_settings import (
     REPLICATION_TLS,
     AclConfig,
@@ -409,6 +411,8 @@ class NodeConfig:
     remoting: RemotingConfig
     acl: AclConfig = field(default_factory=AclConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
+    dledger: DLedgerConfig = field(default_factory=DLedgerConfig)
     source: str = ""
     warnings: tuple[str, ...] = ()
 

@@ -34,7 +34,7 @@ BROKER_PORTS = 4
 # Stores and ports; start the third for a second slave.
 BROKERS = ("broker-a", "broker-a-s", "broker-a-s2")
 
-_RUN = "from haservice.admin.daemons import {command}; {command}()"
+_RUN = "from {module} import {command}; {command}()"
 
 
 class ProcessDied(HAServiceError):
@@ -42,14 +42,14 @@ class ProcessDied(HAServiceError):
 
 
 def free_port_block(count: int) -> int:
-    """The first of `count` consecutive TCP ports that nobody on 127.0.0.1 uses right now."""
+    """The first of `count` consecutive TCP ports that nobody uses right now, on any address of this machine."""
     for _ in range(200):
         first = PORTS[0]
         PORTS.rotate(-count)
         probes = [socket.socket() for _ in range(count)]
         try:
             for index, probe in enumerate(probes):
-                probe.bind(("127.0.0.1", first + index))
+                probe.bind(("", first + index))
             return first
         except OSError:
             continue
@@ -70,15 +70,21 @@ class Process:
         log: Path,
         boot_line: str,
         env: Mapping[str, str] | None = None,
+        module: str | None = None,
     ) -> None:
-        """`env` is added to the environment of this process."""
+        """`env` is added to this process's environment; `module` has the command, by default that of its name."""
         self.name = name
         self.log = log
         self._boot_line = boot_line
         self._output = log.open("ab")
         self._seen = log.stat().st_size
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", _RUN.format(command=command), *arguments],
+            [
+                sys.executable,
+                "-c",
+                _RUN.format(module=module or f"haservice.admin.{command}", command=command),
+                *arguments,
+            ],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -203,7 +209,12 @@ class ScratchPair:
 
     def start_broker(self, name: str, **settings: str) -> Process:
         """Starts a broker with the store and ports of `name`; `settings` go before its other properties."""
-        lines = {
+        lines = {**self.broker_lines(name), **settings}
+        return self._start(name, "mqbroker", self._write(name, lines), "The broker[")
+
+    def broker_lines(self, name: str) -> dict[str, str]:
+        """What stands in the properties file of each broker."""
+        return {
             "brokerClusterName": "DefaultCluster",
             "brokerName": "broker-a",
             "namesrvAddr": self.namesrv_addr,
@@ -213,9 +224,7 @@ class ScratchPair:
             "listenPort": str(self._ports[name]),
             "storePathRootDir": str(self.store(name)),
             **self._settings,
-            **settings,
         }
-        return self._start(name, "mqbroker", self._write(name, lines), "The broker[")
 
     def close(self) -> None:
         """Ends what still runs, brokers before the nameserver."""
@@ -230,7 +239,11 @@ class ScratchPair:
         return path
 
     def _start(self, name: str, command: str, properties: Path, boot_line: str) -> Process:
+        process = self._begin(name, command, properties, boot_line)
+        process.wait_booted()
+        return process
+
+    def _begin(self, name: str, command: str, properties: Path, boot_line: str) -> Process:
         process = Process(name, command, ["-c", str(properties)], self.root / f"{name}.log", boot_line)
         self.processes[name] = process
-        process.wait_booted()
         return process

@@ -1,4 +1,4 @@
-"""scripts/quickstart [FILE]: a pair on this machine, a master that dies, and nothing lost.
+"""scripts/quickstart [--auto] [FILE]: a pair on this machine, a master that dies, and nothing lost.
 
     1  starts a nameserver, broker-a (SYNC_MASTER) and broker-a-s (SLAVE), as processes of their own
     2  sends every line of FILE, and shows the pair's state while it replicates
@@ -6,7 +6,7 @@
     4  reads everything back from broker-a-s, compares it with what was sent, and both logs with each other
 
 It uses only loopback and a scratch directory, and removes everything afterwards, whatever happens.  The exit
-code is 0 only if every line was acknowledged and read back, byte for byte.
+code is 0 only if every line was acknowledged and read back, byte for byte.  --auto is auto_story.py's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from haservice.admin.commands.ha import ha_questions, ha_status
 from haservice.client.raw_sends import SEND_OK, RawMessage, SendQueue, Sent, Tally, send_all
 from haservice.client.reading import from_queue
 from haservice.deadline import Deadline
+from haservice.devtools.auto_story import auto_story, etcd_running
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import HAServiceError, RemotingError
 from haservice.remoting.headers.clients import CreateTopicHeader
@@ -70,12 +71,16 @@ class QuickstartFailed(HAServiceError):
 
 @click.command(context_settings=CONTEXT)
 @version_option
+@click.option("--auto", is_flag=True, help="A pair that fails over by itself, with etcd on loopback.")
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def main(file: Path | None) -> None:
+def main(auto: bool, file: Path | None) -> None:
     """Runs a replicating pair here, sends each line of FILE, kills the master, reads from the slave.
 
-    Without FILE it sends this project's own README.md.
+    Without FILE it sends this project's own README.md.  With --auto messages flow while the master is killed;
+    the slave takes over by itself, the old master comes back, and all that was answered with OK is read back.
     """
+    if auto and file is not None:
+        raise click.UsageError("--auto sends messages of its own: leave FILE away")
     # A polite kill unwinds like Ctrl-C, so that no process and no file is left behind.  asyncio takes
     # Ctrl-C over only from Python's own handler, which a shell may have replaced for a background job.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,7 +91,10 @@ def main(file: Path | None) -> None:
             ScratchPair(Path(scratch), "SYNC_MASTER", SETTINGS) as pair,
         ):
             try:
-                story(pair, file or README)
+                if auto:
+                    automatic(pair)
+                else:
+                    story(pair, file or README)
             except (HAServiceError, CommitLogError, OSError) as error:
                 fail(pair, explain(error))
     except (KeyboardInterrupt, click.Abort):
@@ -112,6 +120,15 @@ def story(pair: ScratchPair, file: Path) -> None:
     check_read(lines, read)
     compare_logs(pair, log_end)
     click.secho("\nNothing was lost: the slave holds every acknowledged message.", bold=True)
+
+
+def automatic(pair: ScratchPair) -> None:
+    """Raises AutoStoryFailed, or the error of a step."""
+    with etcd_running(pair.root) as place:
+        run(auto_story(pair, place, step, say))
+    click.secho(
+        "\nNothing was lost: the slave took over by itself, with every acknowledged message.", bold=True
+    )
 
 
 def read_lines(file: Path) -> list[bytes]:

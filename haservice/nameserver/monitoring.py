@@ -6,10 +6,10 @@ The table belongs to the nameserver's loop, so each scrape takes a copy there.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from haservice import __version__
 from haservice.nameserver.route_table import RouteTable
 from haservice.observability.exposition import Exposition, ProcessFacts
 from haservice.observability.pages import HealthVerdict, Pages, answers
@@ -93,9 +93,7 @@ def open_monitoring(
 
     def collect() -> bytes:
         present, topics = asyncio.run_coroutine_threadsafe(brokers(), server.loop).result(LOOP_S)
-        facts = NameserverFacts(
-            importlib.metadata.version("haservice"), present, topics, server.connections, refused()
-        )
+        facts = NameserverFacts(__version__, present, topics, server.connections, refused())
         return exposition_of(facts).text() + process.text()
 
     async def healthy() -> HealthVerdict:

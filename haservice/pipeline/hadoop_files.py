@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ class PlaceTaken(HAServiceError):
     """Another process works here."""
 
 
+class PlaceUnreachable(HAServiceError):
+    """Spark's file systems know no such place, or it does not answer."""
+
+
 class FileThere(NamedTuple):
     """A file, its size, and the time in ms when it was written."""
 
@@ -32,15 +37,45 @@ class FileThere(NamedTuple):
     written_ms: int
 
 
+# What Hadoop says of a place that it cannot reach, and what to do.
+_ADVICE = (
+    (
+        re.compile(r"Class org\.apache\.hadoop\.fs\.s3a\.\S+ not found"),
+        "this Spark has no client for s3a://; --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION"
+        " adds it, VERSION as of hadoop-client-api-VERSION.jar among pyspark's jars",
+    ),
+    (
+        re.compile(r"Call From \S+ to (\S+:\d+) failed on connection exception"),
+        "{0}: Connection refused; does a name node listen there?",
+    ),
+)
+
+
+def unreachable(root: str, said: str) -> str:
+    """What a user reads of a place that Hadoop does not reach, and of which it said this."""
+    for pattern, advice in _ADVICE:
+        if found := pattern.search(said):
+            return f"{root}: {advice.format(*found.groups())}"
+    return f"{root}: {said}; does Spark know such places, and is it up?"
+
+
 class HadoopDirectory:
     """A directory and what lies below it."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        """Raises PlaceUnreachable."""
         context: Any = spark.sparkContext
         self._path: Any = context._jvm.org.apache.hadoop.fs.Path
-        path = self._path(root)
-        self._files: Any = path.getFileSystem(context._jsc.hadoopConfiguration())
-        self.root = str(self._files.makeQualified(path).toString())
+        try:
+            path = self._path(root)
+            self._files: Any = path.getFileSystem(context._jsc.hadoopConfiguration())
+            self.root = str(self._files.makeQualified(path).toString())
+            self._files.exists(path)
+        except Exception as error:
+            said = getattr(error, "java_exception", None)
+            if said is None:
+                raise
+            raise PlaceUnreachable(unreachable(root, str(said.getMessage()))) from None
 
     @property
     def local(self) -> Path | None:
@@ -58,6 +93,12 @@ class HadoopDirectory:
 
     def make_directory(self, path: str) -> None:
         self._files.mkdirs(self._at(path))
+
+    def names(self, path: str) -> list[str]:
+        """What is in this directory; nothing if it does not exist."""
+        if not self.exists(path):
+            return []
+        return sorted(one.getPath().getName() for one in self._files.listStatus(self._at(path)))
 
     def directories(self, path: str) -> list[str]:
         """The names of the directories in this one."""

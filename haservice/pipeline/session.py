@@ -7,7 +7,6 @@ Python for the workers by spark.pyspark.python, PYSPARK_PYTHON, or else this one
 
 from __future__ import annotations
 
-import atexit
 import importlib.metadata
 import logging
 import os
@@ -15,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING
 from commitlog.kernel import native
 from haservice.errors import HAServiceError
 from haservice.pipeline import register
+from haservice.pipeline.scratch import scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,6 +57,8 @@ OF_OUR_OWN: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+WORKER_PYTHON = "spark.pyspark.python"
+JAVA_OPTIONS = "spark.driver.defaultJavaOptions"
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 SOCKET_DIRECTORY = "spark.python.unix.domain.socket.dir"
 # A socket's path has at most 108 bytes on Linux, 104 on macOS.  Spark's name takes 43; this leaves the rest.
@@ -92,12 +93,16 @@ def session(
     running = SparkSession.getActiveSession()
     if running is None and not submitted:
         check_java()
+        check_spark_home()
+        check_worker_python(given, master or given.get("spark.master"))
         # It writes Java's whole account of each error, which the error itself holds as well.
         PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         given = {**OF_OUR_OWN, **given}
-        if is_local(master or given.get("spark.master")) and not given.keys() & {SOCKETS, SOCKET_DIRECTORY}:
-            given.update(unix_sockets())
-    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+        if is_local(master or given.get("spark.master")):
+            given = {**java_files(), **given}
+            if not given.keys() & {SOCKETS, SOCKET_DIRECTORY}:
+                given.update(unix_sockets())
+    os.environ.setdefault("PYSPARK_PYTHON", given.get(WORKER_PYTHON, sys.executable))
     builder = SparkSession.builder.appName(app)
     if master is not None:
         builder = builder.master(master)
@@ -124,21 +129,20 @@ def is_local(master: str | None) -> bool:
 
 
 def unix_sockets() -> dict[str, str]:
-    """Settings by which Java and Python talk over Unix sockets: for whole rows a tenth faster than TCP.
-
-    The sockets are in a directory that nobody else may enter.  This process removes it if it ends by itself.
-    """
-    directory = tempfile.mkdtemp(prefix="mqp")
-    atexit.register(_remove, directory, os.getpid())
+    """Settings by which Java and Python talk over Unix sockets: for whole rows a tenth faster than TCP."""
+    directory = str(scratch())
     if len(os.fsencode(directory)) > SOCKET_DIRECTORY_BYTES_MAX:
         return {}
     return {SOCKETS: "true", SOCKET_DIRECTORY: directory}
 
 
-def _remove(directory: str, owner: int) -> None:
-    """Does nothing in a process that the owner forked, when that process ends."""
-    if os.getpid() == owner:
-        shutil.rmtree(directory, ignore_errors=True)
+def java_files() -> dict[str, str]:
+    """A setting by which Java's temporary files, and what does not fit into memory, lie in this job's directory."""
+    directory = scratch() / "java"
+    if not re.fullmatch(r"[\w./+-]+", str(directory)):  # Spark splits the setting as a shell does
+        return {}
+    directory.mkdir(exist_ok=True)
+    return {JAVA_OPTIONS: f"-Djava.io.tmpdir={directory}"}
 
 
 def say_if_slow() -> None:
@@ -179,6 +183,23 @@ def check_java() -> None:
         raise NoSpark(f"{java} is Java {number}, Spark needs {JAVA_MIN} or newer\n  {INSTALL_JAVA}")
     if JAVA_MODULE in _ask_java(java, f"--add-modules={JAVA_MODULE}", "-version", failing=True):
         raise NoSpark(f"{java} lacks the module {JAVA_MODULE}, which Spark 4 asks for\n  {INSTALL_JAVA}")
+
+
+def check_spark_home() -> None:
+    """Raises NoSpark if SPARK_HOME names no Spark."""
+    home = os.environ.get("SPARK_HOME")
+    if home is not None and not Path(home, "bin", "spark-submit").is_file():
+        raise NoSpark(
+            f"SPARK_HOME={home}: there is no bin/spark-submit; name a Spark, or unset it for pyspark's own"
+        )
+
+
+def check_worker_python(given: Mapping[str, str], master: str | None) -> None:
+    """Raises NoSpark if workers of this machine cannot start their Python."""
+    key = WORKER_PYTHON if WORKER_PYTHON in given else "PYSPARK_PYTHON"
+    python = given.get(key) or os.environ.get(key)
+    if python and is_local(master) and shutil.which(python) is None:
+        raise NoSpark(f"{key}={python}: there is no such Python; name one that has pyspark and haservice")
 
 
 def _ask_java(java: str, *arguments: str, failing: bool = False) -> str:

@@ -106,6 +106,11 @@ class RequestCode(IntEnum):
     # OURS: all topics, or all groups, of a broker in a few answers.
     GET_TOPICS_OVERVIEW = 40009
     GET_GROUPS_OVERVIEW = 40010
+    # OURS: the accounts in force, without secrets; what the configuration file says otherwise than is in force.
+    GET_ACCOUNTS = 40011
+    GET_FILE_CONFIG = 40012
+    # OURS: a master that cannot reach the coordinator asks a voter to take no lease.
+    LEAVE_LEASE = 40013
 
 
 class ResponseCode(IntEnum):

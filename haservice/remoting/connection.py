@@ -93,10 +93,12 @@ class Connection(asyncio.Protocol):
         """Writes whole frames at once, after what is gathered; dropped if the peer has gone."""
         if self.closed:
             return
-        self._out.append(answers)
-        self._out_bytes += len(answers)
-        if not self._gathering:
-            self._flush()
+        if self._gathering:
+            self._out.append(answers)
+            self._out_bytes += len(answers)
+        elif self._transport is not None and not self._transport.is_closing():
+            self.last_active = self._loop.time()
+            self._transport.write(answers)
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with

@@ -1,6 +1,7 @@
 """JSONBody: dataclass ⇄ JSON tree, by the dataclass's own annotations.
 
     int float bool str        numbers may come as strings and strings as numbers; Go clients send both
+    bytes                     Base64, as fastjson writes a byte[]
     Epoch, Offset, …           an int within its bounds, see haservice.bounds
     X | None                  left out when None
     Sequence[X]               written as an array, read as a tuple
@@ -12,6 +13,8 @@ ignored.  Members are written in alphabetical order, as Java does.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import collections.abc
 import dataclasses
 import types
@@ -130,6 +133,8 @@ def _codec(hint: Any) -> tuple[_Read, _Write | None, bool]:
     """How a type is read and written, and whether it needs the dialect."""
     if hint in _SCALARS:
         return _SCALARS[hint], None, False
+    if hint is bytes:
+        return _blob, _base64, False
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Annotated:
@@ -238,6 +243,19 @@ def _text(value: Any) -> str:
     if isinstance(value, (int, float)):
         return str(value)
     raise BodyUnreadable(f"is a JSON {type(value).__name__}, not text")
+
+
+def _blob(value: Any) -> bytes:
+    if type(value) is not str:
+        raise BodyUnreadable(f"is a JSON {type(value).__name__}, not Base64 text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise BodyUnreadable(f"text of {len(value)} characters is not Base64: {error}") from None
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 _SCALARS: dict[Any, _Read] = {int: _whole, float: _real, bool: _truth, str: _text}

@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import uvloop
+
 from haservice.deadline import Deadline
 from haservice.service import Service
 
@@ -49,10 +51,13 @@ class LoopClosed(RuntimeError):
 
 
 class LoopThread:
-    """Runs from construction on; `close` ends what still runs.  `on_failure` is told if it dies."""
+    """Runs from construction on; `close` ends what still runs.  `on_failure` is told if it dies.
+
+    uvloop's connections are freed when they close.  Those of asyncio wait for the collector of cycles.
+    """
 
     def __init__(self, name: str, on_failure: OnFailure | None = None) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="loop-work"))
         self._service = Service(name, self, on_failure)
         self._service.start()

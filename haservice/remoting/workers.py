@@ -29,7 +29,11 @@ _Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WorkPool:
-    """Threads `NAME-1` to `NAME-N`.  Jobs come from the loop's thread and their results go back there."""
+    """Threads `NAME-1` to `NAME-N`.  Jobs come from the loop's thread and their results go back there.
+
+    A ThreadPoolExecutor behind a semaphore could refuse at once, too, but its shutdown has no deadline, and Python
+    joins its threads when the process ends, so that one job that hangs keeps the process.
+    """
 
     def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
         self._jobs: queue.Queue[_Job | None] = queue.Queue(waiting_max)

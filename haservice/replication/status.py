@@ -5,8 +5,33 @@ Sizes and offsets are bytes of the log, durations seconds; timestamps are ms of 
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+class NotInSync(enum.Enum):
+    """Why a slave is not in sync: a word for programs, and a text for people with room for figures."""
+
+    NO_REPORT = "no_report", "has not reported yet"
+    BYTES_BEHIND = "bytes_behind", "{} bytes behind, haSlaveFallbehindMax is {}"
+    NOT_COUNTED = "not_counted", "does not count yet: {}"
+    SECONDS_BEHIND = "seconds_behind", "{:.1f} s behind, slaveTimeout is {} ms"
+
+    def __init__(self, word: str, text: str) -> None:
+        self.word = word
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Why one slave is not in sync, with the figures that its text names."""
+
+    why: NotInSync
+    figures: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        return self.why.text.format(*self.figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +53,25 @@ class SlaveStatus:
     lag_bytes: int
     lag_seconds: float
     bytes_per_second: float
-    in_sync: bool
-    reason: str
-    """Why it is not in sync; empty when it is."""
+    lack: Lack | None
+    """Why it is not in sync; None if it is."""
     replica_id: str = ""
     """Its own word of who it is, after an accepted greeting; "" for a stock slave."""
     broker_addr: str = ""
     """Where clients reach it; "" for a stock slave."""
+    software: str = ""
+    """Its version of haservice; "" for a stock slave, and for one before 0.5."""
     heard_ms: int = 0
     """When its last byte came: a slave that stands still stays connected for a while."""
+
+    @property
+    def in_sync(self) -> bool:
+        return self.lack is None
+
+    @property
+    def reason(self) -> str:
+        """Why it is not in sync, for people; "" if it is."""
+        return "" if self.lack is None else str(self.lack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +114,8 @@ class MasterLinkStatus:
     """The furthest end of its log that the master has told or sent since its greeting; -1 if unknown."""
     lineage: str = ""
     """The outcome of the last greeting, for people; "" before the first."""
+    software: str = ""
+    """The version of the master whose log is coming, as in SlaveStatus."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def timestamp_ms(text: str) -> int:
         with suppress(ValueError, OverflowError):
             return int(datetime.strptime(text, form).timestamp() * 1000)
     raise click.BadParameter(
-        f"{text!r} is neither `now`, nor milliseconds, nor yyyy-MM-dd, nor yyyy-MM-dd#HH:mm:ss:SSS"
+        f"{text!r} is no time.  Give one of: now; 1795611600000 (milliseconds since 1970); 2026-11-25;"
+        " 2026-11-25#13:00; 2026-11-25#13:00:05; 2026-11-25#13:00:05:250 (this machine's time zone)"
     )
 
 
@@ -115,16 +116,20 @@ def one_broker_option(
     )
 
 
-namesrv_option = click.option(
-    "-n",
-    "--namesrvAddr",
-    "namesrv",
-    metavar="ADDR",
-    callback=addresses_callback,
-    envvar="NAMESRV_ADDR",
-    show_envvar=True,
-    help="Nameservers, host:port;host:port.",
-)
+def nameservers_option(*names: str) -> Callable[[F], F]:
+    return click.option(
+        "-n",
+        *names,
+        "namesrv",
+        metavar="ADDR",
+        callback=addresses_callback,
+        envvar="NAMESRV_ADDR",
+        show_envvar=True,
+        help="Nameservers, host:port;host:port.",
+    )
+
+
+namesrv_option = nameservers_option("--namesrvAddr")
 
 broker_option = one_broker_option("--brokerAddr")
 

@@ -11,13 +11,15 @@ characters; values in a table, or in a line of names and values, have no line en
 from __future__ import annotations
 
 import codecs
+import contextlib
+import contextvars
 import json
 import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,14 +34,39 @@ GAP, BELOW = "  ", "    "
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
+# Who hears, instead of the terminal, what the command says that runs in this context.
+_LISTENER: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar(
+    "listener", default=None
+)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+    """For a program that does for somebody else what a command does: `echo` and `echo_line` call `listener`."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def on_terminal() -> bool:
+    """Whether a person sees what goes to standard error, such as a bar."""
+    return _LISTENER.get() is None and sys.stderr.isatty()
+
+
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Writes a line or more.  Escapes characters that are not printable; in JSON with JSON's escapes."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener(printable.lines(text))
+        return
     click.echo(printable.lines(text), err=err, nl=nl)
 
 
 def echo_line(text: str, *, err: bool = False) -> None:
     """Writes exactly one line, whatever the text is; a body may have tabs."""
-    click.echo("\t".join(map(escaped, text.split("\t"))), err=err)
+    echo("\t".join(map(escaped, text.split("\t"))), err=err)
 
 
 def echo_coloured(text: str, colour: str) -> None:

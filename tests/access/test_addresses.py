@@ -83,3 +83,20 @@ def test_what_is_no_address_is_never_meant() -> None:
 def test_what_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_pattern(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        ("*.*.*.*", "*"),
+        ("10.1.2.{3,5}", "10.1.2.3,10.1.2.5"),
+        ("10.1.2.3, 10.1.2-5.*", "10.1.2.3,10.1.2-5.*"),
+        ("10.1.16.0/20", "10.1.16-31.*"),
+        ("fe80::1", "fe80:0:0:0:0:0:0:1"),
+        ("1:2:3:4:5:6:*:a-f", "1:2:3:4:5:6:*:a-f"),
+    ],
+)
+def test_a_pattern_is_shown_as_a_text_that_means_the_same(text: str, shown: str) -> None:
+    assert str(parse_pattern(text)) == shown
+    assert parse_pattern(shown) == parse_pattern(text)

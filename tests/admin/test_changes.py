@@ -10,6 +10,7 @@ import pytest
 from haservice.admin.calls import Broker
 from haservice.admin.commands.nodes.config import property_line
 from haservice.admin.fanout import addrs_of
+from haservice.client import Admin, ClientOptions, TopicKept
 from haservice.devtools.pair import free_port_block
 from haservice.remoting.bodies.clients import (
     BrokerData,
@@ -17,6 +18,7 @@ from haservice.remoting.bodies.clients import (
     QueueData,
     SubscriptionGroupConfig,
     TopicRouteData,
+    TopicStatsTable,
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -152,6 +154,72 @@ def test_a_topic_that_a_master_keeps_stays_in_the_routes(serve: Serve) -> None:
     }
     assert run("deleteTopic", "-n", serve(answers), "-c", "C", "-t", "T").exit_code == 1
     assert told.requests == []
+
+
+def test_a_broker_name_without_a_master_keeps_the_topic_and_is_named(serve: Serve) -> None:
+    told = Told()
+    broker = serve({RequestCode.DELETE_TOPIC_IN_BROKER: told})
+    cluster = cluster_of(broker)
+    slave_only = BrokerData("broker-gone", "C", {1: "10.0.0.9:10911"})
+    cluster = ClusterInfo(
+        {**cluster.broker_addr_table, "broker-gone": slave_only},
+        {"C": [*cluster.cluster_addr_table["C"], "broker-gone"]},
+    )
+    answers = {
+        RequestCode.GET_BROKER_CLUSTER_INFO: body(cluster.encode()),
+        RequestCode.DELETE_TOPIC_IN_NAMESRV: told,
+    }
+    namesrv = serve(answers)
+    result = run("deleteTopic", "-n", namesrv, "-c", "C", "-t", "T")
+    assert result.exit_code == 1, result.output
+    assert "NOT deleted at broker-gone: it has no master now, its slave is 10.0.0.9:10911." in result.stderr
+    assert "delete topic [T] from cluster [C] success." in result.stdout
+    assert told.codes == [RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV]
+
+    as_json = run("deleteTopic", "-n", namesrv, "-c", "C", "-t", "T", "-f", "json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["noMasterAt"] == ["broker-gone"]
+
+
+def test_applications_are_told_of_a_broker_name_that_keeps_the_topic(serve: Serve) -> None:
+    told = Told()
+    has_it = body(TopicStatsTable({}).encode())
+    broker = serve({RequestCode.DELETE_TOPIC_IN_BROKER: told, RequestCode.GET_TOPIC_STATS_INFO: has_it})
+
+    def delete(slave: str) -> None:
+        cluster = cluster_of(broker)
+        slave_only = BrokerData("broker-gone", "C", {1: slave})
+        cluster = ClusterInfo(
+            {**cluster.broker_addr_table, "broker-gone": slave_only},
+            {"C": [*cluster.cluster_addr_table["C"], "broker-gone"]},
+        )
+        answers = {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(cluster.encode()),
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: told,
+        }
+        with Admin(ClientOptions(serve(answers))) as admin:
+            admin.delete_topic("T")
+
+    with pytest.raises(TopicKept, match="not deleted at broker-gone, which has no master now") as error:
+        delete(serve({RequestCode.GET_TOPIC_STATS_INFO: has_it}))
+    assert (error.value.topic, error.value.brokers) == ("T", ("broker-gone",))
+    assert told.codes == [RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV]
+    with pytest.raises(TopicKept):  # nobody knows whether it has the topic
+        delete("127.0.0.1:1")
+    delete(serve({RequestCode.GET_TOPIC_STATS_INFO: refuse(ResponseCode.TOPIC_NOT_EXIST, "no")}))
+
+
+def test_a_master_that_cannot_delete_a_topic_does_not_keep_it_at_the_others(serve: Serve) -> None:
+    told = Told()
+    one, other = (
+        serve({RequestCode.DELETE_TOPIC_IN_BROKER: refuse(1, "no")}),
+        serve({RequestCode.DELETE_TOPIC_IN_BROKER: told}),
+    )
+    namesrv = serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(cluster_of(one, other).encode())})
+    result = run("deleteTopic", "-n", namesrv, "-c", "C", "-t", "T")
+    assert result.exit_code == 1
+    assert one in result.stderr
+    assert told.codes == [RequestCode.DELETE_TOPIC_IN_BROKER]
 
 
 def test_a_group_is_sent_whole_with_the_defaults_of_stock(serve: Serve) -> None:

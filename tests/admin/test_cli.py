@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import re
 import signal
 import socket
@@ -12,12 +13,13 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from commitlog.kernel import records
-from haservice.admin import calls
-from haservice.admin.cli import main
+from haservice.admin import calls, commands
+from haservice.admin.cli import MODULES, commands_of, main
 from haservice.client import raw_sends
 from haservice.client.raw_sends import RawMessage, Tally, send_all
 from haservice.devtools.pair import free_port_block
@@ -44,6 +46,7 @@ from haservice.remoting.headers.clients import (
 )
 from tests.admin.asking import Serve, body, route, run, stored
 from tests.admin.conftest import Answers
+from tests.support.remoting import serving
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -66,7 +69,16 @@ class Sends:
         return request.answer(code, None if code == 0 else "told why", ext=answer.encode())
 
 
-@pytest.mark.parametrize("name", sorted(set(main.commands) - {"help"}))
+def test_every_command_of_every_module_is_in_a_section() -> None:
+    found: dict[str, str] = {}
+    for module in pkgutil.walk_packages(commands.__path__, f"{commands.__name__}."):
+        there = {} if module.ispkg else commands_of(module.name)
+        inner = {name for one in there.values() if isinstance(one, click.Group) for name in one.commands}
+        found |= dict.fromkeys(there.keys() - inner, module.name)
+    assert found == MODULES
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_every_command_is_listed_and_explained(name: str) -> None:
     assert name in run("help").output
     assert "Usage: " in run("help", name).output
@@ -397,8 +409,47 @@ def test_sending_stops_when_the_broker_is_gone() -> None:
     result = run("sendMessage", "-b", addr, "-t", "T", "-", stdin="x\n" * 10_000)
     assert result.exit_code == 1
     assert "UNREACHABLE" in result.output
-    assert "what was left of the input was not sent" in result.output
     assert "0 of" in result.output
+    assert "mqadmin check" in result.stderr
+    last = re.search(r"NOT sent: what follows line (\d+)\.", result.output)
+    assert last is not None
+    assert int(last[1]) == sum(tally_of(result.output).values()) <= raw_sends.IN_FLIGHT
+
+
+def tally_of(output: str) -> dict[str, int]:
+    """Status → count, as a run shows them."""
+    return {name: int(count) for name, count in re.findall(r"^([A-Z_]+) +(\d+)", output, re.M)}
+
+
+@pytest.mark.parametrize("code", [0, int(ResponseCode.SERVICE_NOT_AVAILABLE)])
+def test_a_failure_ends_the_reading_of_a_pipe_at_once(code: int) -> None:
+    """Of a pipe that stays open: with 0 the broker is gone before the second line, else it refuses that line."""
+    sends = Sends(0, code)
+    program = [sys.executable, "-c", "from haservice.admin.cli import main; main()"]
+    pipe = subprocess.PIPE
+    with (
+        serving({RequestCode.SEND_MESSAGE_V2: lambda _, request: sends(request)}) as server,
+        subprocess.Popen(
+            [*program, "sendMessage", "-b", f"127.0.0.1:{server.ports[0]}", "-t", "T", "-"],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("one\n")
+        process.stdin.flush()
+        wait_until(lambda: sends.bodies == [b"one"], "the first line is sent")
+        if code == 0:
+            assert server.stop(PATIENCE_S)
+        process.stdin.write("two\n")
+        process.stdin.flush()
+        assert process.wait(PATIENCE_S) == 1
+        said = process.stdout.read()
+    assert tally_of(said) == {"SEND_OK": 1, "UNREACHABLE" if code == 0 else "SERVICE_NOT_AVAILABLE": 1}
+    assert "NOT sent: what follows line 2." in said
 
 
 def test_ctrl_c_ends_a_run_with_its_counts(serve: Serve) -> None:

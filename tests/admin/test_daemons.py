@@ -16,10 +16,11 @@ from click.testing import CliRunner
 
 from commitlog.errors import SegmentSizeMismatch, StoreUnreadable
 from commitlog.keys import KeyTrait
-from haservice import __version__
+from haservice import __version__, logs
 from haservice.admin import daemons
 from haservice.admin.calls import MQAdmin
-from haservice.admin.daemons import mqbroker, mqnamesrv
+from haservice.admin.mqbroker import mqbroker, say_kernel
+from haservice.admin.mqnamesrv import mqnamesrv
 from haservice.binding import keys_of
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
@@ -56,13 +57,13 @@ def test_a_broker_says_once_that_it_lacks_the_native_kernel_unless_it_was_told_t
     caplog.set_level("INFO")
     monkeypatch.setattr(native, "build", lambda: "python (HASERVICE_PURE is set)")
     monkeypatch.setattr(native, "lacking", lambda: "")
-    daemons.say_kernel()
+    say_kernel()
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", f"broker starts version={__version__} kernelBuild=python (HASERVICE_PURE is set)")
     ]
     caplog.clear()
     monkeypatch.setattr(native, "lacking", lambda: "No module named 'commitlog.kernel._native'")
-    daemons.say_kernel()
+    say_kernel()
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "No module named" in warning
     assert "a third of the speed" in warning
@@ -121,7 +122,7 @@ def test_a_start_that_is_refused_is_told_as_no_stop(
 
 def refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What mqbroker says of a file that it cannot start with."""
-    monkeypatch.setattr(daemons.logs, "configure", lambda _: None)
+    monkeypatch.setattr(logs, "configure", lambda _: None)
     file = tmp_path / "b.properties"
     file.write_text(f"bindAddress=127.0.0.1\nlistenPort={free_port_block(4) + 2}\n{text}")
     result = CliRunner().invoke(mqbroker, ["-c", str(file)])

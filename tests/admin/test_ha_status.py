@@ -56,12 +56,14 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "peer": "10.0.0.2:51000",
         "peerBrokerAddr": None,
         "peerReplicaId": None,
+        "peerVersion": None,
         "ackOffset": 4000,
         "lagBytes": 1000,
         "lagSeconds": 0.25,
         "bytesPerSecond": 2048,
         "inSync": True,
         "lineage": STOCK_PEER,
+        "lease": None,
         "state": "replicating",
         "roleFrom": None,
         "roleWhy": None,
@@ -77,6 +79,9 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "replicas": None,
         "verdict": None,
         "verdictText": None,
+        "leaseMaster": None,
+        "leaseSecondsLeft": None,
+        "leaseWhyNot": None,
     }
 
 
@@ -101,12 +106,18 @@ def lineage_of(role: str, **said: object) -> LineageBody:
 
 def test_a_slave_that_greeted_shows_who_it_is_and_that_the_logs_are_one() -> None:
     greeted = HAConnectionRuntimeInfo(
-        "10.0.0.2:51000", 5000, 0, True, replica_id="b" * 32, broker_addr=SLAVE.addr
+        "10.0.0.2:51000",
+        5000,
+        0,
+        True,
+        replica_id="b" * 32,
+        broker_addr=SLAVE.addr,
+        haservice_version="0.5.1",
     )
     status = HARuntimeInfo(True, 5000, 1, (greeted,), epoch=3)
     (row,) = rows(Seen(MASTER, "SYNC_MASTER", 5000, status))
     assert (row["peerReplicaId"], row["peerBrokerAddr"]) == ("b" * 32, SLAVE.addr)
-    assert (row["lineage"], row["epoch"]) == (SAME_LOG, 3)
+    assert (row["lineage"], row["epoch"], row["peerVersion"]) == (SAME_LOG, 3, "0.5.1")
     shown = table_of([Seen(MASTER, "SYNC_MASTER", 5000, status)], NOW_MS).text()
     assert "b" * 8 in shown
     assert "b" * 9 not in shown
@@ -348,3 +359,32 @@ def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> 
     assert f"has pledged to {LOST}, the next master, for epoch 4000" in note
     seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
     assert table_of([seen], NOW_MS).notes == []
+
+
+def leased(one: Seen, **said: str) -> Seen:
+    return replace(one, info={"leaseCoordinator": "etcd://10.0.0.9:2379", "leaseSecondsLeft": "0.0", **said})
+
+
+def test_who_holds_the_lease_and_for_how_long_is_in_the_table_of_a_pair_with_a_coordinator() -> None:
+    holds = {"leaseMaster": "10.0.0.1:10911 epoch 1000"}
+    follows = {**holds, "leaseWhyNot": "replica aaaaaaaa is the master of epoch 1000"}
+    table = table_of([leased(master(), leaseSecondsLeft="4.3", **holds), leased(slave(), **follows)], NOW_MS)
+    assert [(one["lease"], one["leaseSecondsLeft"]) for one in table.objects()] == [
+        ("4.3 s left", 4.3),
+        ("-", None),
+    ]
+    assert "#Lease" in [one.head for one in table.columns if not one.json_only]
+    assert table.notes == ["broker-a: 10.0.0.1:10911 epoch 1000 holds the lease, by etcd://10.0.0.9:2379."]
+    without = table_of([master(), slave()], NOW_MS)
+    assert "#Lease" not in [one.head for one in without.columns if not one.json_only]
+
+
+def test_why_nobody_takes_the_lease_is_told_below_the_lines() -> None:
+    shut = leased(master(), leaseWhyNot="the coordinator cannot be reached")
+    table = table_of([shut, leased(slave(), leaseWhyNot="failover is paused: mqadmin resume")], NOW_MS)
+    assert [one["lease"] for one in table.objects()] == ["shut", "-"]
+    assert table.notes == [
+        "broker-a: nobody holds the lease, by etcd://10.0.0.9:2379.",
+        "broker-a at 10.0.0.1:10911 is not the master: the coordinator cannot be reached",
+        "broker-a at 10.0.0.2:10911 is not the master: failover is paused: mqadmin resume",
+    ]

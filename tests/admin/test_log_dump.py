@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.kernel import layout, records
 from haservice.admin.commands.messages.log_dump import (
+    BareEntry,
     Blank,
     Record,
     Torn,
@@ -139,3 +141,34 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(dump_log, [str(path)])
     assert result.exit_code == 1
     assert "empty" in result.output
+
+
+def test_a_data_file_of_dledger_shows_the_records_in_its_entries(tmp_path: Path) -> None:
+    store = EntryStore(EntryStoreOptions(tmp_path, None, SEGMENT_BYTES, 3200, SEGMENT_BYTES, records=True))
+    for number in range(3):
+        made = bytearray(one(0, b"body %d" % number))
+        store.append(7, [made], lambda record, at: records.stamp(record, 5, at, 1_700_000_000_123))
+    store.append(7, [b""])
+    file = tmp_path / "data" / f"{SEGMENT_BYTES:020d}"
+    whole = file.read_bytes()
+    found = list(scan(whole, SEGMENT_BYTES))
+    assert [type(what) for what in found] == [Record, Record, Record, BareEntry, Unwritten]
+    assert all(isinstance(what, Record) and what.trouble is None for what in found[:3])
+    assert [what.offset for what in found[:2]] == [
+        SEGMENT_BYTES + 48,
+        SEGMENT_BYTES + 96 + store.read(0).size - 48,
+    ]
+    store.close()
+
+    lines = CliRunner().invoke(dump_log, [str(file), "-f", "json"]).output.splitlines()
+    assert [(json.loads(line)["index"], json.loads(line)["term"]) for line in lines[:4]] == [
+        (number, 7) for number in range(4)
+    ]
+    assert json.loads(lines[3])["what"] == "entry"
+    assert "entry 3 of term 7 holds no record" in CliRunner().invoke(dump_log, [str(file)]).output
+
+    torn = bytearray(whole)
+    torn[store.data.end - 48 - SEGMENT_BYTES - 10] ^= 1
+    *_, last = scan(bytes(torn), SEGMENT_BYTES)
+    assert isinstance(last, Torn)
+    assert "body crc" in last.reason

@@ -89,8 +89,12 @@ def test_a_time_may_be_a_date_alone(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["2026-13-01", "21.11.2026", "2026-11-21 10:00", ""])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="yyyy-MM-dd"):
+    with pytest.raises(click.BadParameter) as error:
         options.timestamp_ms(text)
+    examples = error.value.message.partition("Give one of: ")[2].partition(" (this machine")[0].split("; ")
+    assert len(examples) == len(options.TIME_FORMS) + 2
+    for example in examples:
+        assert options.timestamp_ms(example.partition(" (")[0]) > 0
 
 
 def test_an_ipv6_address_is_shown_in_brackets_and_taken_so() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from haservice.admin import many
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.groups.consumers import overview_of
 from haservice.admin.many import FAILURES_MAX, IN_FLIGHT, Call
 from haservice.devtools.pair import free_port_block
 from haservice.errors import AnswerError, RemotingUnreachable
@@ -227,6 +228,25 @@ def test_all_groups_of_our_brokers_are_a_few_answers(serve: Serve) -> None:
         ("idle", 0, None, None, None, 0.0, 0),
     ]
     assert stage.asked.total() == 4
+
+
+def test_some_groups_are_asked_for_from_the_first_to_the_last_of_them(serve: Serve) -> None:
+    names = [f"g{number:02}" for number in range(12)]
+    stage = Stage(serve, [f"%RETRY%{name}" for name in names])
+    asked: list[str] = []
+
+    def page(request: RemotingCommand) -> RemotingCommand:
+        after = PageHeader.decode(request.ext).after
+        asked.append(after)
+        found = [name for name in names if name > after]
+        body = GroupsOverview([GroupOverview(name, behind=1) for name in found[:3]], len(found) > 3)
+        return request.answer(body=body.encode())
+
+    stage.broker("a", {RequestCode.GET_GROUPS_OVERVIEW: page})
+    with MQAdmin([stage.namesrv()]) as admin:
+        found = overview_of(admin, ["g04", "g06"])
+    assert [(name, group.behind) for name, group in found.groups.items()] == [("g04", 1), ("g06", 1)]
+    assert asked == ["g0", "g02", "g05"], "neither all from the first, nor behind the last"
 
 
 def test_what_is_not_counted_is_not_shown_as_nothing(serve: Serve) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from commitlog.log.log import CommitLog
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha import ask_brokers, failover, role_steps
+from haservice.admin.commands.ha import ask_brokers, failover, role_steps, switchover
 from haservice.admin.commands.ha.ask_brokers import count
 from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.admin.commands.ha.topology_text import bound_text, loss_text, table_of
@@ -37,6 +37,13 @@ from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from tests.admin.asking import Serve, body, run, run_answering
 from tests.admin.fakes import NAME, A, B, C, Fake, Names, dead
 from tests.support.messages import SEGMENT_BYTES, message, open_log
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for who does not follow: a fake stays what it is."""
+    monkeypatch.setattr(role_steps, "FOLLOW_S", 0.2)
+
 
 # -- what would be lost, without a network ---------------------------------------------------------
 
@@ -630,6 +637,7 @@ def test_reinit_of_a_broker_that_is_away_does_not_ask_for_its_name() -> None:
     assert "-b NAME" not in result.stderr
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_master_whose_epoch_is_over_keeps_nobody_from_being_promoted(serve: Serve) -> None:
     """It has not heard yet that there was another one, which died."""
     old = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
@@ -705,17 +713,19 @@ def test_a_switchover_below_an_epoch_of_which_only_a_nameserver_has_heard_names_
     assert f"Nothing is lost that {master.addr} has; what it lacks itself is not known." in asked.output
 
 
+@pytest.mark.usefixtures("soon")
 def test_of_two_masters_of_one_epoch_the_chosen_one_begins_a_further_one(serve: Serve) -> None:
     """They began it on the two sides of a cut network: neither gives way to the other by itself."""
     one = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), (1000, 400, A))
     other = Fake(serve, B, "SYNC_MASTER", 400, (3, 0, A), (1000, 400, B))
     names = Names(serve, one, other)
-    result = run("failover", "-n", names.addr, "-b", NAME, "--to", one.addr, "--yes")
+    result = run("failover", "-n", names.addr, "-b", NAME, "--to", one.addr, "--yes", "--timeout", "0.2")
     assert one.codes == [RequestCode.PROMOTE], result.output
     assert PromoteHeader.decode(one.ext(RequestCode.PROMOTE)).min_epoch == 1001
     assert FollowHeader.decode(other.ext(RequestCode.FOLLOW)).epoch == 1001
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("epochs", "pledge"),
     [
@@ -867,6 +877,7 @@ def test_a_question_that_nobody_can_answer_names_the_flag(serve: Serve) -> None:
     assert master.told == slave.told == []
 
 
+@pytest.mark.usefixtures("soon")
 def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     strict, lax = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2", "flushDiskType=ASYNC_FLUSH, inSyncReplicas=1"
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), promise=strict)
@@ -909,7 +920,24 @@ def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: 
     same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
     master = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", promise=same)
     slave = member("b:1", B, 500, *ONE_EPOCH, promise=promise)
-    assert failover.other_promises(topology(master, slave), master, None) == []
+    assert switchover.other_promises([slave], master) == []
+
+
+@pytest.mark.parametrize("command", ["failover", "switchover"])
+def test_a_candidate_whose_log_begins_later_is_named_with_what_it_lacks(serve: Serve, command: str) -> None:
+    """As a stock slave's, which came when its master's first segment was full."""
+    kept = "SYNC_MASTER" if command == "switchover" else "SLAVE"
+    full = Fake(serve, A, kept, 3 * 1024**2, (3, 0, A), master_end=3 * 1024**2)
+    late = Fake(serve, B, "SLAVE", 3 * 1024**2, (3, 0, A), master_end=3 * 1024**2, log_start=1024**2)
+    names = Names(serve, full, late, listed={} if command == "switchover" else {0: dead()})
+    lacks = (
+        f"{late.addr} has no message before offset 1048576 of the log, and {full.addr} has 1.0 MiB of them"
+    )
+    result = run(command, "-n", names.addr, "-b", NAME, "--to", late.addr)
+    assert lacks in result.stdout
+    assert ("reinit" in result.stdout) is (command == "switchover")
+    full.say(log_start=1024**2)
+    assert "has no message before" not in run(command, "-n", names.addr, "-b", NAME, "--to", late.addr).stdout
 
 
 def test_a_switchover_that_was_undone_is_told_in_the_masters_words(serve: Serve) -> None:

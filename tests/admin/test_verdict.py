@@ -180,6 +180,19 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.CRITICAL,
         "REFUSES WRITES, 10.0.0.1:10911: no answer yet of 10.0.0.2",
     ),
+    "a lease that is over": (
+        [
+            master(link(), info={"leaseSecondsLeft": "0.0", "leaseState": "its lease ended 1.2 s ago"}),
+            slave(),
+        ],
+        Severity.CRITICAL,
+        "REFUSES WRITES, 10.0.0.1:10911: its lease ended 1.2 s ago",
+    ),
+    "a lease that nobody takes": (
+        [slave(info={"leaseWhyNot": "failover is paused: mqadmin resume"})],
+        Severity.CRITICAL,
+        "10.0.0.2:10911 does not take the lease: failover is paused: mqadmin resume",
+    ),
     "a full disk": (
         [master(link(), info={"refusesSends": "disk is 91 % used", "commitLogDiskRatio": "0.91"}), slave()],
         Severity.CRITICAL,
@@ -318,7 +331,7 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "a stock SYNC_MASTER without a slave": (
         [stock(MASTER, "SYNC_MASTER")],
         Severity.CRITICAL,
-        "NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: none is known",
+        "NO SLAVE IN SYNC, sends get no SEND_OK: none is known",
     ),
     "a stock ASYNC_MASTER without a slave": ([stock(MASTER, "ASYNC_MASTER")], Severity.OK, "it has no slave"),
     "a stock slave that is dead": (
@@ -397,7 +410,7 @@ def test_the_user_says_which_lag_and_how_many_slaves() -> None:
         (CheckLimits(slaves=2), Severity.WARNING),
     ):
         assert the(late, limits=limits).state is state
-    assert "1 SLAVE IN SYNC, 2 are wanted" in the(late, limits=CheckLimits(slaves=2)).text
+    assert "1 OF 2 SLAVES IN SYNC, --slaves 2 wants more" in the(late, limits=CheckLimits(slaves=2)).text
 
 
 def test_the_worst_comes_first_within_a_name_and_of_all_names() -> None:

@@ -8,8 +8,10 @@ from click.testing import CliRunner
 
 from haservice import __version__
 from haservice.admin import cli as mqadmin
-from haservice.admin.daemons import mqbroker, mqnamesrv
+from haservice.admin.mqbroker import mqbroker
+from haservice.admin.mqnamesrv import mqnamesrv
 from haservice.admin.shutdown import mqshutdown
+from haservice.console.cli import mqconsole
 from haservice.devtools import bench_append, bench_dispatch, bench_replication, quickstart
 from haservice.devtools.scale import cli as bench_scale
 from haservice.pipeline import cli as mqpipeline
@@ -18,6 +20,7 @@ from tests.chaos import cli as chaos
 COMMANDS: dict[str, click.Command] = {
     "mqadmin": mqadmin.main,
     "mqbroker": mqbroker,
+    "mqconsole": mqconsole,
     "mqnamesrv": mqnamesrv,
     "mqshutdown": mqshutdown,
     "mqpipeline": mqpipeline.main,

@@ -7,11 +7,13 @@ import pytest
 
 from haservice.access.addresses import parse_pattern
 from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, AccessRules, Account, AclRefused
+from haservice.broker.acl.listing import accounts_page
 from haservice.broker.acl.rights import ADMIN_CODES, CLIENT_CODES, check, needs_of
 from haservice.broker.send.retries import retry_topic
 from haservice.broker.topics.table import RETRY_PREFIX
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.acl import ACCOUNTS_MAX, AccountBody
 from haservice.remoting.signature import sign
 
 HERE, ELSEWHERE = "10.0.0.1", "10.9.9.9"
@@ -253,3 +255,27 @@ def test_an_admin_without_entries_may_everything_and_with_some_what_they_say() -
 
 def test_the_secret_never_shows() -> None:
     assert SECRET not in repr(account())
+
+
+def test_accounts_are_listed_page_by_page_with_all_but_their_secrets() -> None:
+    many = {f"key-{number:05}": Account(f"key-{number:05}", "a secret") for number in range(ACCOUNTS_MAX + 1)}
+    own = {"Orders": PUB, f"{GROUP_PREFIX}billing": PUB | SUB}
+    one = Account("a-key", "a secret", parse_pattern("10.1.*.*"), True, PUB | SUB, SUB, own)
+    rules = AccessRules([parse_pattern("::1")], {**many, "a-key": one})
+    page = accounts_page(rules, {"a-key": "/etc/plain_acl.yml"}, "", "")
+    assert b"a secret" not in page.encode()
+    assert page.accounts[0] == AccountBody(
+        *("a-key", True, "PUB|SUB", "SUB", ["Orders=PUB"], ["billing=PUB|SUB"], "10.1.*.*"),
+        "/etc/plain_acl.yml",
+    )
+    assert (len(page.accounts), page.more, page.global_white_addrs) == (
+        ACCOUNTS_MAX,
+        True,
+        ["0:0:0:0:0:0:0:1"],
+    )
+    rest = accounts_page(rules, {}, page.accounts[-1].access_key, "the file is blank")
+    assert [account.access_key for account in rest.accounts] == [
+        f"key-{ACCOUNTS_MAX - 1:05}",
+        f"key-{ACCOUNTS_MAX:05}",
+    ]
+    assert (rest.more, rest.trouble) == (False, "the file is blank")

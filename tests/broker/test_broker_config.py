@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from commitlog.keys import KeyTrait
 from haservice.admin.calls import MQAdmin
-from haservice.admin.daemons import mqbroker
+from haservice.admin.mqbroker import mqbroker
 from haservice.binding import keys_of, kinds_of
 from haservice.broker.node import BrokerNode
 from haservice.configuration.config import BROKER_CLASSES, NAMESERVER_CLASSES, load_broker
@@ -23,6 +23,7 @@ from haservice.configuration.texts import PORT_MAX
 from haservice.devtools.pair import free_port_block
 from haservice.errors import AnswerError
 from haservice.nameserver.node import NameserverNode
+from haservice.remoting.bodies.admin import FileConfigBody
 from haservice.remoting.bodies.clients import TopicConfigWrapper, TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -117,6 +118,30 @@ def test_mqadmin_says_of_a_key_that_it_counts_from_the_next_start_on(
     assert f"\n  from the next start on: {later[0]}; stored in " in told(*later, "table")
     assert orjson.loads(told(*live, "json"))["fromNextStart"] == []
     assert orjson.loads(told(*later, "json"))["fromNextStart"] == [where[1]]
+
+
+def unlike_file(client: BlockingClient, addr: str) -> FileConfigBody:
+    answer = client.call(addr, RemotingCommand.request(RequestCode.GET_FILE_CONFIG))
+    assert answer.code == 0
+    return FileConfigBody.decode(answer.body)
+
+
+def test_a_broker_tells_what_its_file_says_otherwise_and_when_that_counts(
+    served: Served, client: BlockingClient
+) -> None:
+    addr = addr_of(served.node)
+    assert unlike_file(client, addr) == FileConfigBody(str(served.file))
+    update(client, addr, "traceOn=false\nmaxMessageSize=1024\n")
+    assert dict(unlike_file(client, addr).values) == {"maxMessageSize": "1024"}
+    with served.file.open("a") as file:
+        file.write("fileReservedTime=5\nbrokerRole=SYNC_MASTER\ntls.server.keyPassword=a secret\n")
+    found = unlike_file(client, addr)
+    assert dict(found.values) == {"maxMessageSize": "1024", "fileReservedTime": "5"}
+    assert (list(found.later), found.trouble) == (["maxMessageSize"], "")
+    served.file.write_text("fileReservedTime=soon\n")
+    wrong = unlike_file(client, addr)
+    assert wrong.values == {}
+    assert wrong.trouble.startswith(f"{served.file}:1: fileReservedTime=soon: ")
 
 
 def test_mqbroker_prints_what_the_running_broker_has_and_not_what_its_file_has_by_now(

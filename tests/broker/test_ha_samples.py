@@ -17,7 +17,7 @@ from haservice.broker.stats import ha_samples
 from haservice.broker.stats.ha_samples import HASamples, sample
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
-from haservice.replication.status import HAStatus, MasterLinkStatus, SlaveStatus
+from haservice.replication.status import HAStatus, Lack, MasterLinkStatus, NotInSync, SlaveStatus
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 
@@ -31,8 +31,7 @@ SLAVE = SlaveStatus(
     lag_bytes=200,
     lag_seconds=0.12345,
     bytes_per_second=1023.6,
-    in_sync=True,
-    reason="",
+    lack=None,
     replica_id="r1",
     broker_addr="10.0.0.7:10911",
 )
@@ -131,7 +130,9 @@ def test_a_masters_line_says_how_its_slaves_stand(broker: Broker) -> None:
 
 
 def test_a_stock_slave_goes_by_its_host_and_has_no_lag_before_it_reports() -> None:
-    stock = replace(SLAVE, replica_id="", broker_addr="", ack=-1, lag_bytes=1000, in_sync=False)
+    stock = replace(
+        SLAVE, replica_id="", broker_addr="", ack=-1, lag_bytes=1000, lack=Lack(NotInSync.NO_REPORT)
+    )
     (line,) = sample(replace(MASTER, slaves=(stock,)), flushed=0, confirmed=0)["slaves"]
     assert (line["addr"], line["id"]) == ("10.0.0.7:51234", "10.0.0.7")
     assert (line["ack"], line["lagBytes"], line["inSync"]) == (-1, -1, False)

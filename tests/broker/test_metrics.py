@@ -21,7 +21,7 @@ from haservice.broker.metrics.facts import (
     TopicFacts,
     TrafficFacts,
 )
-from haservice.broker.metrics.families import buckets, exposition_of, lack_of
+from haservice.broker.metrics.families import buckets, exposition_of
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole
 from haservice.devtools.pair import free_port_block
@@ -30,7 +30,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import VERSION, RemotingCommand
 from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
-from haservice.replication.status import AbsentSlave, HAStatus, MasterLinkStatus, SlaveStatus
+from haservice.replication.status import AbsentSlave, HAStatus, Lack, MasterLinkStatus, NotInSync, SlaveStatus
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.scraped import get, samples_of, value_of
 from tests.support.waiting import wait_until
@@ -48,8 +48,7 @@ SLAVE = SlaveStatus(
     lag_bytes=200,
     lag_seconds=0.5,
     bytes_per_second=1024.0,
-    in_sync=True,
-    reason="",
+    lack=None,
     broker_addr="10.0.0.7:10911",
 )
 LINK = MasterLinkStatus(
@@ -79,8 +78,7 @@ def test_a_master_tells_each_replica_by_the_address_that_stays() -> None:
         SLAVE,
         addr="10.0.0.9:40000",
         broker_addr="",
-        in_sync=False,
-        reason="300 bytes behind, haSlaveFallbehindMax is 256",
+        lack=Lack(NotInSync.BYTES_BEHIND, (300, 256)),
     )
     absent = AbsentSlave("10.0.0.8:3", "timed out", 5, 1)
     text = text_of(replace(FACTS, status=replace(STATUS, slaves=(SLAVE, late), absent=(absent,))))
@@ -124,18 +122,28 @@ def test_a_slave_tells_its_link_and_no_topics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "word"),
+    ("lack", "word", "text"),
     [
-        ("has not reported yet", "no_report"),
-        ("9 bytes behind, haSlaveFallbehindMax is 8", "bytes_behind"),
-        ("does not count yet: the list of replicas is just being written", "not_counted"),
-        ("4.0 s behind, slaveTimeout is 3000 ms", "seconds_behind"),
-        ("something new", "other"),
+        (Lack(NotInSync.NO_REPORT), "no_report", "has not reported yet"),
+        (Lack(NotInSync.BYTES_BEHIND, (9, 8)), "bytes_behind", "9 bytes behind, haSlaveFallbehindMax is 8"),
+        (Lack(NotInSync.NOT_COUNTED, ("b has {}",)), "not_counted", "does not count yet: b has {}"),
+        (
+            Lack(NotInSync.SECONDS_BEHIND, (4.04, 3000)),
+            "seconds_behind",
+            "4.0 s behind, slaveTimeout is 3000 ms",
+        ),
     ],
 )
-def test_why_a_slave_is_not_in_sync_is_one_of_few_words(reason: str, word: str) -> None:
-    assert lack_of(replace(SLAVE, in_sync=False, reason=reason)) == word
-    assert lack_of(SLAVE) == ""
+def test_why_a_slave_is_not_in_sync_is_a_word_for_metrics_and_a_text_for_people(
+    lack: Lack, word: str, text: str
+) -> None:
+    slave = replace(SLAVE, lack=lack)
+    status = replace(STATUS, slaves=(slave,))
+    told = samples_of(text_of(replace(FACTS, status=status)))
+    reasons = [labels for name, labels in told if name == "haservice_replica_not_in_sync"]
+    assert [dict(labels)["reason"] for labels in reasons] == [word]
+    assert (slave.in_sync, slave.reason) == (False, text)
+    assert (SLAVE.in_sync, SLAVE.reason) == (True, "")
 
 
 def test_what_is_refused_is_counted_by_reason_and_why_now_by_its_origin() -> None:

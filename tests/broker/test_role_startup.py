@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from haservice.bounds import OFFSET_MAX
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
@@ -84,3 +85,17 @@ def test_a_master_by_a_command_that_is_over_starts_as_a_slave(start: Start, clie
     assert node.standing.role.role is BrokerRole.SLAVE
     state = LineageFile(node.config.log.root).state
     assert (state.command, state.lineage.epochs[-1].number) == (None, 1000)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_broker_whose_log_was_removed_counts_for_no_failover_before_it_has_caught_up(
+    start: Start, client: BlockingClient, is_gone: bool
+) -> None:
+    """By the epochs beside the log: it ended beyond where the newest one begins."""
+    file = stopped(start, client)
+    own = file.state.replica_id
+    begin = 1 if not is_gone else 1 << 20
+    file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(2001, begin, own))), joined=2001)
+    node = start(role=BrokerRole.SLAVE)
+    kept = LineageFile(node.config.log.root).state
+    assert (kept.whole_from, kept.sealed) == ((OFFSET_MAX, 1999) if is_gone else (0, -1))

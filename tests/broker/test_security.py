@@ -12,6 +12,7 @@ import pytest
 from haservice.broker.acl.rights import CLIENT_CODES
 from haservice.broker.node import BrokerNode
 from haservice.configuration.security_settings import AclConfig
+from haservice.devtools.pair import free_port_block
 from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
@@ -19,6 +20,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 from tests.support.brokers import node_config, send_request
 from tests.support.remoting import Peer
+from tests.support.scraped import get, value_of
 from tests.support.waiting import wait_until
 
 ADMIN, USER, SECRET = "admins-key", "users-key", "secret-key"
@@ -224,3 +226,25 @@ def test_a_broker_does_not_start_without_good_rules(tmp_path: Path, text: str | 
 def test_a_broker_that_cannot_know_where_the_rules_are_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"aclFile.*ROCKETMQ_HOME"):
         guarded(tmp_path / "store", None).start()
+
+
+def test_sends_that_access_control_refuses_are_counted_and_other_requests_are_not(
+    tmp_path: Path, acl_file: Path, client: BlockingClient
+) -> None:
+    port = free_port_block(1)
+    node = guarded(tmp_path / "store", acl_file, metrics_addr=f"127.0.0.1:{port}")
+    node.start()
+    try:
+        addr = node.config.broker_addr
+        assert client.call(addr, signed(send_request("T"))).code == 0
+        for request in (
+            send_request("T"),
+            signed(send_request("Other")),
+            signed(send_request("T"), secret="no"),
+        ):
+            assert client.call(addr, request).code == 1
+        assert client.call(addr, RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG)).code == 1
+        counted = value_of(get(port, "/metrics").body, "haservice_sends_refused_total", reason="system_error")
+        assert counted == 3
+    finally:
+        node.stop()

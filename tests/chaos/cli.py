@@ -6,6 +6,7 @@
     scripts/chaos --rounds 20 processes --only flips      rounds of one kind
     scripts/chaos --rounds 300 --jobs 6 --report DIR processes --resume
                                                           six at a time; called again, it goes on
+    scripts/chaos --rounds 20 auto --coordinator zookeeper
     scripts/chaos --report DIR all                        every layer, and DIR/report.html
     scripts/chaos page DIR…                               the page of earlier runs together
 
@@ -46,11 +47,24 @@ class Layer(NamedTuple):
 
 LAYERS = {
     "sim": Layer("tests.chaos.sim", 200, "Master, slaves and clients on virtual time; a round is a seed."),
+    "failover": Layer(
+        "tests.chaos.failover_sim", 1000, "Failover by a coordinator, on virtual time; a round is a seed."
+    ),
+    "flapping": Layer("tests.chaos.failover_flapping", 3, "A day of links that flap, on virtual time."),
+    "dledger": Layer(
+        "tests.chaos.dledger_sim",
+        300,
+        "DLedger groups of three and five, on virtual time; a round is a seed.",
+    ),
     "crash": Layer(
         "tests.chaos.crash_points", 300, "A stop at every change of the disk; a round is a state."
     ),
     "power": Layer("tests.chaos.power", 3, "Real processes on a disk that is cut off; a round is a cut."),
     "processes": Layer("tests.chaos.processes", 2, "Real brokers and clients under faults."),
+    "auto": Layer("tests.chaos.auto", 2, "Brokers that fail over by themselves, with a real coordinator."),
+    "groups": Layer(
+        "tests.chaos.groups", 2, "Groups of three brokers on DLedger under faults; a round is one or two."
+    ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
     "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
     "fuzz": Layer(
@@ -231,7 +245,7 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    if _name != "processes":
+    if _name not in ("auto", "processes"):
         main.add_command(_command(_name))
 
 
@@ -255,6 +269,23 @@ def processes(context: click.Context, only: tuple[str, ...], resume: bool, kinds
         raise click.UsageError("--resume needs --report DIR before the layer")
     context.obj = context.obj._replace(options={"only": only, "resume": resume})
     _run(context, ["processes"])
+
+
+@main.command("auto", help=LAYERS["auto"].help + f" ({LAYERS['auto'].rounds} rounds)")
+@click.option("--coordinator", default="etcd", show_default=True, type=click.Choice(["etcd", "zookeeper"]))
+@click.option("--only", multiple=True, metavar="FAULT", help="This fault; more than once for several.")
+@click.option("--faults", is_flag=True, help="Say what faults there are.")
+@click.pass_context
+def auto(context: click.Context, coordinator: str, only: tuple[str, ...], faults: bool) -> None:
+    from tests.chaos.auto_faults import ALL_FAULTS
+
+    if faults:
+        click.echo("\n".join(ALL_FAULTS))
+        return
+    if unknown := [name for name in only if name not in ALL_FAULTS]:
+        raise click.UsageError(f"no fault {unknown[0]}; there are {'; '.join(ALL_FAULTS)}")
+    context.obj = context.obj._replace(options={"coordinator": coordinator, "only": only})
+    _run(context, ["auto"])
 
 
 @main.command("all")

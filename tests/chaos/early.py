@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import signal
 import sys
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from types import FrameType
+
+PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -63,6 +66,11 @@ def workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _deaf() -> None:
-    """A signal to the whole process group is for the process that has the pool."""
+    """A signal to the whole process group is for the process that has the pool.
+
+    If that is killed, so is this one.  Else it would wait for ever to write its result, for it has the pipe's other
+    end, too.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

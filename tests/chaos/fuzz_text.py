@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
+import pkgutil
+import types
 import typing
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import haservice.remoting.bodies.admin
-import haservice.remoting.bodies.filters
-import haservice.remoting.bodies.locks
-import haservice.remoting.headers.acl
-import haservice.remoting.headers.admin
-import haservice.remoting.headers.lineage
-import haservice.remoting.headers.reply
-import haservice.remoting.headers.retry
-import haservice.remoting.headers.transactions  # noqa: F401 - their classes are found below
+import haservice.dledger
+import haservice.remoting
 from haservice.access.accounts import parse_file
 from haservice.bounds import BY_NAME
 from haservice.broker.pull.sql_filter import SqlFault, compile_filter
@@ -65,6 +61,10 @@ def _subclasses(cls: Any) -> list[Any]:
     named = {one.__qualname__: one for one in found if dataclasses.is_dataclass(one)}
     return [named[name] for name in sorted(named)]
 
+
+for package in (haservice.remoting, haservice.dledger):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
 
 BODIES = _subclasses(JSONBody)
 HEADERS = _subclasses(ExtHeader)
@@ -307,23 +307,24 @@ def _sample(kind: Any) -> Any:
 
 
 def _sample_value(hint: Any) -> Any:
-    scalar = {int: 7, float: 0.5, bool: True, str: "text"}.get(hint)
+    scalar = {int: 7, float: 0.5, bool: True, str: "text", bytes: "dGV4dA=="}.get(hint)
     if scalar is not None:
         return scalar
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         return _sample(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _sample_value(next(one for one in arguments if one is not type(None)))
     if issubclass(origin, Sequence):
         return [_sample_value(arguments[0])]
-    if issubclass(origin, Mapping):
-        key = arguments[0]
-        plain = {int: 3, str: "key"}.get(key)
-        value = _sample_value(arguments[1])
-        if plain is None:
-            encoded = key.from_tree(_sample(key)).encode().decode()
-            return {ObjectKey(encoded): value}
-        return {plain: value}
-    return _sample_value(next(one for one in arguments if one is not type(None)))
+    assert issubclass(origin, Mapping), hint
+    key = arguments[0]
+    plain = {int: 3, str: "key"}.get(key)
+    value = _sample_value(arguments[1])
+    if plain is None:
+        encoded = key.from_tree(_sample(key)).encode().decode()
+        return {ObjectKey(encoded): value}
+    return {plain: value}
 
 
 def _registrations(data: bytes) -> object:

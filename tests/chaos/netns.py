@@ -26,6 +26,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 HUB_ADDR = "192.0.2.1"
+# The hub as an end of a link that loses packets; other hosts have numbers.
+HUB = -1
 _CLONE_NEWNET = 0x40000000
 _RUN_NETNS = Path("/run/netns")
 _NOBODY = "02:00:00:de:ad:{:02x}"
@@ -150,17 +152,23 @@ class Hosts:
             ip("link", "set", "eth0", "up", ns=ns)
 
     def lose(self, source: int, target: int) -> None:
-        """Packets from host `source` to host `target` are lost from now on."""
+        """Packets from host `source` to host `target` are lost from now on; one of them may be HUB."""
         self._lost.add((source, target))
-        nobody = _NOBODY.format(target)
-        ip("neigh", "replace", self.addrs[target], "lladdr", nobody, "dev", "eth0", "nud", "permanent",
-           ns=self.names[source])  # fmt: skip
+        self._neighbour(source, target, _NOBODY.format(target & 0xFF), "permanent")
 
     def find(self, source: int, target: int) -> None:
         """They arrive again."""
         self._lost.discard((source, target))
-        card, ns = self._card(target), self.names[source]
-        ip("neigh", "replace", self.addrs[target], "lladdr", card, "dev", "eth0", "nud", "reachable", ns=ns)
+        self._neighbour(source, target, self._card(target), "reachable")
+
+    def _neighbour(self, source: int, target: int, card: str, state: str) -> None:
+        ns, device = self._place(source)
+        addr = HUB_ADDR if target == HUB else self.addrs[target]
+        ip("neigh", "replace", addr, "lladdr", card, "dev", device, "nud", state, ns=ns)
+
+    def _place(self, number: int) -> tuple[str, str]:
+        """The namespace, and the card in it."""
+        return (self.hub, "bridge") if number == HUB else (self.names[number], "eth0")
 
     def unplug(self, number: int) -> None:
         """The host has no link to anybody, the clients included."""
@@ -191,7 +199,8 @@ class Hosts:
             self.unthrottle(number)
 
     def _card(self, number: int) -> str:
-        words = ip("-o", "link", "show", "eth0", ns=self.names[number]).split()
+        ns, device = self._place(number)
+        words = ip("-o", "link", "show", device, ns=ns).split()
         return words[words.index("link/ether") + 1]
 
     def close(self) -> None:

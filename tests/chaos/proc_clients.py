@@ -200,6 +200,9 @@ class Route:
 class Traffic:
     """Producers and consumers, from start() to stop()."""
 
+    send_s = SEND_S
+    """What one send may take, with all its tries."""
+
     def __init__(
         self, cluster: Cluster, history: History, rng: random.Random, *, producers: int = 4, each: int = 6
     ) -> None:
@@ -273,7 +276,7 @@ class Traffic:
     async def _send(
         self, client: RemotingClient, name: str, route: Route, key: str, queue: int, body: bytes
     ) -> None:
-        history, until_s = self._history, time.monotonic() + SEND_S
+        history, until_s = self._history, time.monotonic() + self.send_s
         crc, message = zlib.crc32(body) & 0x7FFFFFFF, RawMessage(body, {"KEYS": key})
         for _ in range(SEND_TRIES):
             while route.master is None and time.monotonic() < until_s:

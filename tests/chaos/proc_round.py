@@ -107,6 +107,8 @@ ALL_FAULTS: dict[str, Fault] = {**PROCESS_FAULTS, **LINK_FAULTS, **HOST_FAULTS, 
 class Play:
     """The rounds of one cluster."""
 
+    make_traffic: type[Traffic] = Traffic
+
     def __init__(
         self,
         cluster: Cluster,
@@ -132,7 +134,7 @@ class Play:
         flushed = 2 if cluster.shape.flush == "SYNC_FLUSH" else 0
         history.add(Promised(0.0, cluster.shape.copies, flushed))
         self._carry_over(history)
-        traffic = Traffic(cluster, history, rng)
+        traffic = self.make_traffic(cluster, history, rng)
         further = [make(cluster, history, rng) for make in self._clients]
         sampling = asyncio.create_task(_sample(cluster, history))
         settled, level_s = Settled(0.0, True), 0.0

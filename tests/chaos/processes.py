@@ -123,11 +123,30 @@ async def _play(
 ) -> int:
     cluster = Cluster(root, shape, hosts)
     closers: list[Callable[[], None]] = []
-    kept = False
+
+    def play() -> Play:
+        return Play(cluster, ALL_FAULTS, clients=clients_of(cluster, closers))
+
+    return await play_seeds(
+        kind, cluster, play, lambda seed: steps_of(kind, seed, shape), seeds, teller, closers
+    )
+
+
+async def play_seeds(
+    kind: str,
+    cluster: Cluster,
+    make_play: Callable[[], Play],
+    steps: Callable[[int], Sequence[tuple[str, ...]]],
+    seeds: list[int],
+    teller: Teller,
+    closers: Sequence[Callable[[], None]] = (),
+) -> int:
+    """Starts and closes the cluster, whose files stay if a round fails.  How many were played; raises Left."""
+    root, shape, kept = cluster.root, cluster.shape, False
     try:
         try:
             await cluster.start()
-            clients = clients_of(cluster, closers)
+            play = make_play()
         except (NoJava, NoDisks, NoShim) as error:
             raise Left(str(error)) from None
         except NotSoInTime as error:
@@ -136,11 +155,10 @@ async def _play(
             kept = True
             teller.failed_start(seeds[0], kind, shape, str(error))
             return 1
-        play = Play(cluster, ALL_FAULTS, clients=clients)
         for count, seed in enumerate(seeds, 1):
             began_s = time.monotonic()
             try:
-                outcome = await play.round(seed, steps_of(kind, seed, shape))
+                outcome = await play.round(seed, steps(seed))
             except Exception as error:  # a run of hours goes on behind it
                 if teller.may_play_again(seed, error):
                     return count - 1
@@ -211,8 +229,11 @@ class Teller:
         self.report.round(self._layer, seed, kind, False, 0.0)
 
     def _repeat(self, seed: int, kind: str) -> str:
-        only = f" --only {kind}" if self._layer == LAYER else ""
-        return f"scripts/chaos --rounds 1 --seed {seed} {self._layer}{only}"
+        return f"scripts/chaos --rounds 1 --seed {seed} {self._layer}{self.option(kind)}"
+
+    def option(self, kind: str) -> str:
+        """What makes the layer play this kind again."""
+        return f" --only {kind}" if self._layer == LAYER else ""
 
     def tell(self, seed: int, kind: str, shape: Shape, outcome: Outcome, seconds: float = 0.0) -> None:
         report, layer, findings = self.report, self._layer, outcome.findings

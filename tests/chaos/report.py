@@ -176,6 +176,14 @@ class Report:
             {"what": "recovery", "layer": layer, "name": kind, "seconds": seconds, "lost_bytes": lost_bytes}
         )
 
+    def seconds_by_kind(self, layer: str) -> dict[str, list[float]]:
+        """How long the recoveries of a layer took."""
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for one in self.recoveries:
+            if one.layer == layer:
+                seconds[one.kind].append(one.seconds)
+        return seconds
+
     def series(
         self, layer: str, name: str, points: Iterable[tuple[float, float]], unit: str = "", seed: int = 0
     ) -> None:

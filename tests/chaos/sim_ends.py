@@ -45,7 +45,7 @@ from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.session import REFUSED, SlaveSession
 from haservice.replication.slave.states import State
 from haservice.replication.wire.greeting import GreetingAnswer, GreetingOutcome, MasterGreeting, SlaveGreeting
-from haservice.replication.wire.protocol import MasterState, ReportReader, Run
+from haservice.replication.wire.protocol import TRANSFER_HEADER, MasterState, ReportReader, Run
 from tests.chaos.sim_link import CONNECT_S, Connection
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class MasterTransport:
     def peer_name(self) -> str:
         return self._connection.other(self._node.name)
 
-    def send(self, data: bytes, more: bool = False) -> int:
+    def send(self, data: bytes, flags: int = 0) -> int:
         self.last_write_s = self._node.world.clock.now_s
         self._connection.send(self._node.name, bytes(data))
         return len(data)
@@ -100,6 +100,9 @@ class MasterTransport:
         if chance < 0.002:
             raise ConnectionResetError(errno.ECONNRESET, "a push meets a broken link")
         return self.send(data[: source.randrange(len(data))] if chance < 0.1 else data)
+
+    def send_frame_now(self, offset: int, body: Buffer) -> int:
+        return self.send_now((TRANSFER_HEADER.pack(offset, len(body)), body))
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         data = self._node.files.pread(fd, count, position)

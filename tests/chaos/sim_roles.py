@@ -454,7 +454,7 @@ class RoleDriver:
 
 
 def _status(replica_id: str, addr: str, ack: int) -> SlaveStatus:
-    return SlaveStatus(addr, "transfer", ack, ack, ack, 0, 0, 0.0, 0.0, True, "", replica_id, addr)
+    return SlaveStatus(addr, "transfer", ack, ack, ack, 0, 0, 0.0, 0.0, None, replica_id, addr)
 
 
 _PERFORM: dict[type, Callable[[RoleDriver, Any], Result]] = {

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.chaos.report import LINES, Report
@@ -66,3 +67,15 @@ def test_a_run_that_a_signal_ends_tells_how_many_rounds_it_has_played(
     assert "seeds" in page.partition("<h3>sim</h3>")[2].partition("</ul>")[0]
     assert "Traceback" not in (tmp_path / "errors").read_text()
     assert not list(tmp_path.glob("chaos-sim-*"))
+
+
+def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path) -> None:
+    lines = tmp_path / LINES
+    run = in_the_background(tmp_path, "--rounds", "5000", "--jobs", "2", "sim")
+    try:
+        wait_until(lambda: lines.exists() and '"seeds"' in lines.read_text(), "a seed was played")
+        workers = psutil.Process(run.pid).children()
+    finally:
+        run.kill()
+        run.wait()
+    wait_until(lambda: not any(worker.is_running() for worker in workers), "they are gone")

@@ -141,7 +141,7 @@ def test_a_slave_that_reports_what_it_has_not_flushed_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The session of the product is what runs here: what is wrong in it is wrong in the simulation."""
-    monkeypatch.setattr(SlaveSession, "_report", SlaveSession.flushed)
+    monkeypatch.setattr(SlaveSession, "_flush_first", SlaveSession.flushed)
     outcome = first_failure(tmp_path, broke(Violation.WRONG_OK))
     assert "slaves SYNC" in outcome.mode
 
@@ -168,8 +168,8 @@ def test_a_log_that_parted_from_its_masters_and_is_continued_is_found(
     """Before Kafka's KIP-101: offsets alone are compared."""
     real = greeting.plan
 
-    def by_offset(own: Any, own_log: Any, theirs: Any, their_log: Any, me: str = "") -> Plan:
-        decided = real(own, own_log, theirs, their_log, me)
+    def by_offset(own: Any, own_log: Any, theirs: Any, their_log: Any, me: str = "", **more: bool) -> Plan:
+        decided = real(own, own_log, theirs, their_log, me, **more)
         if decided.step is Step.TRUNCATE and own_log.end <= their_log.end:
             return Plan(Step.CONTINUE, own_log.end)
         return decided

@@ -36,12 +36,19 @@ def orders(server: ScratchPair, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adm
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     assert len(README) == 1
 
 
 @pytest.mark.parametrize("example", EXAMPLES + README, ids=range(len(EXAMPLES + README)))
-def test_an_example_runs(example: str, orders: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_runs(
+    example: str,
+    orders: Admin,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     there: dict[str, object] = {"__name__": "example"}
     exec(compile(example, "docs/client.md", "exec"), there)
     assert capsys.readouterr().out or "print" not in example

@@ -139,8 +139,14 @@ def test_a_slave_with_another_log_is_told_with_the_reason(make_pair: MakePair, a
     send_ok(pair.slave_addr, numbered(100, 140))
     assert alone.stop() == 0
     pair.start_slave()
-    said = wait_says(pair, "WARNING", f"{pair.slave_addr} runs and does not follow: ")
-    assert "epoch" in said or "log" in said
+    begin = f"{pair.slave_addr} runs and does not follow: "
+
+    def has_reason() -> bool:
+        """Before the slave was refused it is just not connected."""
+        said = wait_says(pair, "WARNING", begin)
+        return "epoch" in said or "log" in said
+
+    wait_until(has_reason, "the reason is told")
     assert "SLAVE NOT IN SYNC" in run("haStatus", "-n", pair.namesrv_addr).stdout.splitlines()[0]
 
 

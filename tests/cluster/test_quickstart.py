@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.coordinators import ETCD_MISSING
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -84,6 +86,28 @@ def test_an_empty_file_is_refused_with_a_sentence(run: type[Run], tmp_path: Path
     done = run(str(file))
     assert done.popen.wait(20) == 1
     assert "empty: there is nothing to send" in done.text()
+    assert "Traceback" not in done.text()
+
+
+@pytest.mark.skipif(bool(ETCD_MISSING), reason=ETCD_MISSING)
+@pytest.mark.timeout(300)
+def test_with_auto_the_slave_takes_over_by_itself_and_all_acknowledged_is_there(run: type[Run]) -> None:
+    done = run("--auto")
+    assert done.popen.wait(240) == 0, done.text()
+    text = done.text()
+    assert "broker-a-s took over by itself: the first message after " in text
+    assert re.search(r"(\d+) messages were answered with OK, and all of them are there", text)
+    assert "Nothing was lost: the slave took over by itself" in text
+    assert not list(done.scratch.iterdir())
+
+
+def test_with_auto_and_without_etcd_it_is_said_how_to_get_it(
+    run: type[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    done = run("--auto")
+    assert done.popen.wait(30) == 1
+    assert "there is no etcd on this machine: apt-get install etcd-server" in done.text()
     assert "Traceback" not in done.text()
 
 

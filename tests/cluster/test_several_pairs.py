@@ -42,7 +42,7 @@ ENOUGH = 60
 def page_commands() -> list[str]:
     """The commands of the page's section, in its order."""
     (section,) = re.findall(r"^## Several pairs in one cluster\n(.*?)^## ", PAGE, re.M | re.S)
-    blocks = re.findall(r"^ *```\n(.*?)^ *```", section, re.M | re.S)
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", section, re.M | re.S)
     return [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
 
 

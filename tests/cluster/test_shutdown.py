@@ -116,7 +116,7 @@ def test_strangers_are_left_alone(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "mqbroker"
     script.write_text(say)
     mention = tmp_path / "editor"
-    mention.write_text(f"# haservice.admin.daemons\n{say}")
+    mention.write_text(f"# haservice.admin.mqbroker\n{say}")
     strangers = [start(script, "-c", "x"), start(mention, str(BIN / "mqbroker"))]
     assert stop("broker", "--all").exit_code == 1
     assert [process.poll() for process in strangers] == [None, None]

@@ -11,11 +11,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from commitlog.store import Store
 from tests.support.failing_files import Crash, FailingFiles
 
-CHANGES_MAX = 400
+CHANGES_MAX = 600
+
+
+class Closes(Protocol):
+    def close(self, *, clean: bool) -> Any: ...
+
+
+S = TypeVar("S", bound=Closes)
 
 
 class PowerFiles(FailingFiles):
@@ -80,6 +87,10 @@ class PowerFiles(FailingFiles):
                 path.mkdir(exist_ok=True)
             else:
                 path.write_bytes(content)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """No power cut comes any more."""
         for fd in self._kept_open:
             os.close(fd)
         self._kept_open.clear()
@@ -96,7 +107,7 @@ class PowerFiles(FailingFiles):
 
 
 def every_crash(
-    root: Path, prepare: Callable[[Path], None], act: Callable[[Path, PowerFiles, list[Store]], None]
+    root: Path, prepare: Callable[[Path], None], act: Callable[[Path, PowerFiles, list[S]], None]
 ) -> Iterator[tuple[Path, bool]]:
     """A copy of a prepared store for each change of the disk that `act` makes, which ends there.
 
@@ -105,6 +116,7 @@ def every_crash(
     Once as a kill leaves it, once as a power cut does.  Gives the store's root, and whether `act` had come to
     its end; that is the last of the two.
     """
+    (root / "origin").mkdir(parents=True)
     prepare(root / "origin")
     for change in range(CHANGES_MAX):
         for power in (False, True):
@@ -112,7 +124,7 @@ def every_crash(
             shutil.copytree(root / "origin", copy)
             files = PowerFiles(copy)
             files.crash_at(change)
-            stores: list[Store] = []
+            stores: list[S] = []
             try:
                 act(copy, files, stores)
                 done = True
@@ -124,6 +136,7 @@ def every_crash(
             if power:
                 files.power_cut()
             yield copy, done
+            files.let_go()
             shutil.rmtree(copy)
         if done:
             return

@@ -22,7 +22,7 @@ from tests.support.messages import SEGMENT_BYTES, Clock, message, records_of, wh
 
 
 def nothing(root: Path) -> None:
-    root.mkdir(parents=True)
+    pass
 
 
 def test_every_flushed_message_of_a_life_with_rolls_survives_kill_and_power_cut(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from commitlog.queues.consume_queue import ConsumeQueues
 from commitlog.store import Store
 from tests.chaos.power_disk import Disk, NoDisks
 from tests.support.builds import native_core
+from tests.support.left_open import close_files
 from tests.support.messages import STORE_HOST, Clock, log_options, message, open_log
 
 MEGABYTES = 8
@@ -78,6 +79,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisk]:
     make: Callable[[Path, ExitStack], SmallDisk] = request.param
     with ExitStack() as closing:
         yield make(tmp_path / "disk", closing)
+        close_files(tmp_path / "disk")  # or it could not be unmounted
 
 
 def bytes_on_disk(root: Path) -> int:

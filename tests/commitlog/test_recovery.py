@@ -496,7 +496,7 @@ def test_a_report_says_what_was_done(tmp_path: Path) -> None:
     st.integers(0, 13),
     st.sets(st.integers(0, 31)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_pages_a_power_cut_takes_flushed_records_stay_and_no_torn_one_passes(
     sizes: list[tuple[int, int]], flushed: int, lost: set[int]
 ) -> None:

@@ -199,6 +199,18 @@ def test_a_disk_that_does_not_answer_changes_no_mark(
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
+def test_a_file_that_cannot_be_removed_keeps_no_descriptor(tmp_path: Path) -> None:
+    log = open_log(tmp_path, files := FailingFiles())
+    for _ in range(20):
+        log.append(message(b"x" * 300))
+    oldest = log.segments.items[0]
+    files.fail("unlink", errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        log.segments.drop_oldest()
+    assert not oldest.hold()
+    log.close()
+
+
 def test_a_reader_keeps_its_segment_while_it_goes(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     window = bench.log.transfer_window(0, 4096)

@@ -16,6 +16,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.support.quick_java import QUICK_JAVA
+
 HERE = Path(__file__).parent
 POM = HERE / "pom.xml"
 SOURCES = HERE / "java"
@@ -34,8 +36,6 @@ OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 )
-# Starts quickly, takes little, and one of two cores at most.
-QUICK = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class NoStock(Exception):
@@ -91,7 +91,7 @@ def classes() -> Path:
 
 
 def java_command(
-    main: str, *arguments: str, home: Path, heap_mb: int = 256, flags: tuple[str, ...] = QUICK
+    main: str, *arguments: str, home: Path, heap_mb: int = 256, flags: tuple[str, ...] = QUICK_JAVA
 ) -> list[str]:
     """Runs `main` of the jars or of our classes; `home` is its user.home, where RocketMQ puts its logs."""
     return [

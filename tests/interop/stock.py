@@ -26,7 +26,8 @@ from typing import ClassVar, Literal
 import pytest
 
 from haservice.devtools.pair import BROKER_PORTS, free_port_block
-from tests.interop.jars import QUICK, java_command
+from tests.interop.jars import java_command
+from tests.support.quick_java import QUICK_JAVA
 
 Kind = Literal["ours", "stock"]
 KINDS: tuple[Kind, Kind] = ("ours", "stock")
@@ -38,7 +39,7 @@ BOOT_SECONDS = 60.0
 STOP_SECONDS = 30.0
 TOOL_SECONDS = 60.0
 TAIL_LINES = 40
-_RUN = "from haservice.admin.daemons import {command}; {command}()"
+_RUN = "from haservice.admin.{command} import {command}; {command}()"
 
 # Warnings of a stock process go where its standard output goes, and nothing into files.
 _LOGBACK = """<configuration>
@@ -102,6 +103,9 @@ class Server:
     def command(self) -> list[str]:
         raise NotImplementedError
 
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "ROCKETMQ_HOME": str(self.home)}
+
     def prepare(self) -> None:
         """Writes what the process reads when it starts."""
 
@@ -118,7 +122,7 @@ class Server:
             self._seen = output.tell()
             self.popen = subprocess.Popen(
                 self.command(), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                cwd=self.directory, env={**os.environ, "ROCKETMQ_HOME": str(self.home)},
+                cwd=self.directory, env=self.environment(),
             )  # fmt: skip
         _running.add(self.popen)
 
@@ -289,7 +293,7 @@ class Broker(Server):
 
 class StockBroker(Broker):
     kind = "stock"
-    flags: tuple[str, ...] = QUICK
+    flags: tuple[str, ...] = QUICK_JAVA
 
     def prepare(self) -> None:
         super().prepare()

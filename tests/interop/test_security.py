@@ -16,7 +16,6 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 from haservice.remoting.tls import client_tls
 from tests.interop.driver import JavaDriver, JavaError, Producer, Queue, message
-from tests.interop.jars import QUICK
 from tests.interop.stock import (
     KINDS,
     Broker,
@@ -30,6 +29,7 @@ from tests.interop.stock import (
     servers,
 )
 from tests.support.certificates import certificates
+from tests.support.quick_java import QUICK_JAVA
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.compat, pytest.mark.cluster, requires_stock, pytest.mark.timeout(120)]
@@ -431,7 +431,7 @@ def test_our_slave_copies_over_tls_from_an_enforcing_stock_master(
         f"tls.server.certPath={made.server}\ntls.server.keyPath={made.server_key}\n"
     )
     master = StockBroker(tmp_path, name="broker-stock", namesrv=encrypted.namesrv)
-    master.flags = (*QUICK, "-Dtls.server.mode=enforcing", f"-Dtls.config.file={settings}")
+    master.flags = (*QUICK_JAVA, "-Dtls.server.mode=enforcing", f"-Dtls.config.file={settings}")
     slave = OurBroker(
         tmp_path,
         name="broker-stock",
@@ -461,7 +461,7 @@ def test_a_stock_slave_copies_over_tls_from_our_enforcing_master(
         namesrv=encrypted.namesrv,
         port=free_port_block(4) + 2,
     )
-    slave.flags = (*QUICK, "-Dtls.enable=true", "-Dtls.server.mode=disabled")
+    slave.flags = (*QUICK_JAVA, "-Dtls.enable=true", "-Dtls.server.mode=disabled")
     with servers() as start:
         start(slave)
         wait_until(lambda: '"enforcing"' in topics_of(slave), "topics are copied", 40)

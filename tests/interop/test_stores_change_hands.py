@@ -4,6 +4,8 @@ Each story has two changes of hands, the first after SIGKILL, the second after a
 two stories show both kinds opening what either left, either way.  What must come along: every message, with
 its offset, id and keys; consume queues and indexes; topics, groups and their offsets; delayed messages that
 are not due yet.
+
+And a store that is open is not served by a second broker, whatever its kind.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from haservice.remoting.bodies.clients import (
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import CreateTopicHeader, QueueHeader
 from tests.interop.driver import JavaDriver, Producer, message
-from tests.interop.stock import Broker, Kind, Nameserver, broker, nameserver, requires_stock, servers
+from tests.interop.stock import Broker, Died, Kind, Nameserver, broker, nameserver, requires_stock, servers
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -46,6 +48,8 @@ SETTINGS = {
     "flushConsumerOffsetInterval": 1000,
     "flushDelayOffsetInterval": 1000,
 }
+# Keys of ours, and one of nobody.
+UNKNOWN_TO_STOCK = {"haReadMark": "IN_SYNC", "maxPendingSends": 1000, "noSuchKey": "some value"}
 
 
 class Hands:
@@ -160,6 +164,49 @@ def test_a_store_goes_from_hand_to_hand_and_back(
     assert_group_goes_on(hands, third, seen, java)
     hands.send(java.producer(namesrv, "hands-producers"), "four", 30)
     assert_all_there(hands, third, hands.ends(addr), java)
+
+
+@pytest.mark.parametrize(
+    ("holder", "other", "said"),
+    [
+        ("ours", "stock", "Lock failed,MQ already started"),
+        ("stock", "ours", "lock: locked by another process"),
+    ],
+)
+def test_a_store_that_is_open_is_refused_by_the_other_kind(
+    holder: Kind, other: Kind, said: str, stock_jars: Path, tmp_path: Path, java: JavaDriver
+) -> None:
+    """A stock broker recovers the store before it asks for the lock: only log and queues stay as they are.
+
+    Keys that a stock broker does not know are in the file that it starts with.
+    """
+    with servers() as start:
+        namesrv = nameserver("ours", tmp_path)
+        start(namesrv)
+        first = broker(holder, tmp_path, namesrv=namesrv, **SETTINGS, **UNKNOWN_TO_STOCK)
+        start(first)
+        producer = java.producer(namesrv.addr, "hands-producers")
+        for number in range(100):
+            assert producer.send(AUTO_CREATED, f"{number}", keys=f"{number}")["status"] == "SEND_OK"
+        consumer = java.push(namesrv.addr, FRESH, AUTO_CREATED)
+        wait_until(lambda: len(set(consumer.bodies())) == 100, "all is in its queue, and read", PATIENCE_S)
+        before = log_and_queues(first)
+        second = broker(other, tmp_path, namesrv=namesrv, **SETTINGS)
+        with pytest.raises(Died, match="ended with"):
+            start(second)
+        assert said in second.output()
+        assert log_and_queues(first) == before
+        assert producer.send(AUTO_CREATED, "100", keys="100")["status"] == "SEND_OK"
+        wait_until(lambda: len(consumer.bodies()) == 101, "the consumer goes on", PATIENCE_S)
+
+
+def log_and_queues(at: Broker) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes()
+        for name in ("commitlog", "consumequeue")
+        for path in (at.root / name).rglob("*")
+        if path.is_file()
+    }
 
 
 def stored_offsets(at: Broker) -> list[int]:

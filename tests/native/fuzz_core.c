@@ -19,6 +19,7 @@
 
 #include "commitlog/kernel/core/dispatch.h"
 #include "commitlog/kernel/core/entries.h"
+#include "commitlog/kernel/core/frames.h"
 #include "commitlog/kernel/core/loops.h"
 #include "commitlog/kernel/core/pulls.h"
 #include "commitlog/kernel/core/records.h"
@@ -96,6 +97,44 @@ static void fuzz_scan(uint8_t option, const uint8_t *p, size_t n) {
         at += r.size;
     }
     CHECK(at == moved);
+}
+
+static uint64_t frames_passed;
+
+/* The input in frames of up to 64 bytes, cut at the end; by the option one of their headers is bytes of the input. */
+static void fuzz_frames(uint8_t option, const uint8_t *p, size_t n) {
+    const int64_t offset = OFFSETS[option & 7];
+    const uint64_t room = option & 8 ? n / 2 : INT64_MAX;
+    uint8_t *wire = malloc(n * (HS_FRAME_HEADER_BYTES + 1) + 1);
+    size_t size = 0, frames = 0, at = 0;
+    if (!wire) exit(3);
+    while (at < n) {
+        const size_t some = 1u + (p[at] & 63u) < n - at ? 1u + (p[at] & 63u) : n - at;
+        hs_put64(wire + size, (uint64_t)offset + at), hs_put32(wire + size + 8, (uint32_t)some);
+        memcpy(wire + size + HS_FRAME_HEADER_BYTES, p + at, some);
+        if (option >> 4 == 1 + (frames & 15) && n >= HS_FRAME_HEADER_BYTES)
+            memcpy(wire + size + (p[0] & 8), p, HS_FRAME_HEADER_BYTES - (p[0] & 8));
+        at += some, size += HS_FRAME_HEADER_BYTES + some, frames++;
+    }
+    if (n) size -= (p[n - 1] & 15u) < size ? p[n - 1] & 15u : 0; /* the last one is not all there */
+    uint8_t *block = exactly(wire, size), *space = malloc(8 * sizeof(hs_piece));
+    if (!space) exit(3);
+    hs_piece *pieces = (hs_piece *)(void *)space;
+    size_t passed = 99, count;
+    uint64_t bodies = 99, sum = 0;
+    count = hs_frames(block, size, offset, 60, room, pieces, 8, &passed, &bodies);
+    CHECK(passed <= size && passed == count * HS_FRAME_HEADER_BYTES + bodies && bodies <= room);
+    for (size_t i = 0; i < count && i < 8; i++) {
+        const uint8_t *header = pieces[i].p - HS_FRAME_HEADER_BYTES;
+        CHECK(header == block + i * HS_FRAME_HEADER_BYTES + sum && pieces[i].p + pieces[i].n <= block + passed);
+        CHECK(hs_get64(header) == (uint64_t)offset + sum && hs_get32(header + 8) == pieces[i].n);
+        CHECK(pieces[i].n && pieces[i].n <= 60 && touched(pieces[i].p, pieces[i].n) + 1 > 0);
+        sum += pieces[i].n;
+    }
+    CHECK(count > 8 || sum == bodies);
+    frames_passed += count;
+    free(space), free(wire);
+    give_back(block, size);
 }
 
 /* Entries that lead to the records, the third of them, by the option, somewhere else. */
@@ -396,6 +435,7 @@ static const struct {
     {"parse", fuzz_parse},
     {"scan", fuzz_scan},
     {"entries", fuzz_entries},
+    {"frames", fuzz_frames},
     {"choose", fuzz_choose},
     {"gather", fuzz_gather},
     {"dispatch", fuzz_dispatch},
@@ -540,8 +580,9 @@ int main(int argc, char **argv) {
     if (!chance_state) chance_state = 1;
     for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
     for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
-    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\n", (unsigned long long)records_passed,
-           (unsigned long long)chosen, (unsigned long long)gathered, (unsigned long long)entered);
+    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\nframes passed %llu\n",
+           (unsigned long long)records_passed, (unsigned long long)chosen, (unsigned long long)gathered,
+           (unsigned long long)entered, (unsigned long long)frames_passed);
     printf("crc levels 0 to %d\n", hs_crc_level);
     return 0;
 }

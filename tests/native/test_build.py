@@ -19,6 +19,8 @@ import pytest
 
 import haservice
 
+pytestmark = pytest.mark.timeout(300)  # compilers run
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.egg-info")
 SAY = "from commitlog.kernel import native; print(native.__file__, native.build)"
@@ -80,7 +82,7 @@ def test_without_a_compiler_it_installs_and_works(clone: Path, tmp_path: Path) -
     pip("install", "-q", "--target", tmp_path, clone, CC="/nonexistent")
     assert build_of(tmp_path).startswith("python (the native kernel is not there")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "haservice.admin.daemons", "--help"],
+        [sys.executable, "-P", "-m", "haservice.admin.mqbroker", "--help"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         check=False,
         capture_output=True,
@@ -104,6 +106,9 @@ def test_a_wheel_has_what_was_built_and_runs_where_no_compiler_is(clone: Path, t
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     others = [name for name in names if not name.endswith(".py") and ".dist-info/" not in name]
+    pages = [name for name in others if name.startswith("haservice/console/")]
+    assert {name.rpartition(".")[2] for name in pages} == {"css", "html", "js"}
+    others = [name for name in others if name not in pages]
     modules = {re.sub(r"\.cpython.*\.so$", "", name) for name in others if name.endswith(".so")}
     assert modules == {name.replace(".", "/") for name in extension_modules()}
     assert sorted(name for name in others if not name.endswith(".so")) == [

@@ -26,6 +26,7 @@ def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path
     assert int(counts["chosen"]) > CASES // 100
     assert int(counts["gathered"]) > CASES // 100
     assert int(counts["entered"]) > CASES // 100
+    assert int(counts["frames passed"]) > CASES // 100
 
 
 # A check that is left out, and one byte too many that is read: (file, what stands there, what stands there then).
@@ -39,6 +40,8 @@ PLANTED = (
     ("pulls.h", "parts[used].iov_base = between", "parts[used].iov_base = out"),
     ("pulls.h", "if (got != end - start) return HS_NOT_GATHERED;", "if (got < 0) return HS_NOT_GATHERED;"),
     ("loops.h", "n - at - HS_RECORD_BYTES_MIN + 1);", "n - at);"),
+    ("frames.h", " || size > room - sum", ""),
+    ("frames.h", "size > n - at - HS_FRAME_HEADER_BYTES", "size > n - at"),
     ("crc32.h", "n >= 16; p += 16", "n >= 15; p += 16"),
 )
 

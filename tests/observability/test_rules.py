@@ -18,6 +18,7 @@ from haservice.broker.metrics.families import exposition_of
 from haservice.nameserver import monitoring
 from haservice.nameserver.monitoring import NameserverFacts, Presence
 from haservice.observability.exposition import ProcessFacts
+from haservice.replication.status import Lack, NotInSync
 from tests.broker.test_metrics import FACTS, LINK, SLAVE, STATUS
 from tests.support.scraped import samples_of
 
@@ -33,7 +34,7 @@ def rules() -> list[dict[str, Any]]:
 
 def told() -> set[str]:
     """Every name of a sample that a broker or a nameserver can tell."""
-    slave = replace(SLAVE, in_sync=False, reason="has not reported yet")
+    slave = replace(SLAVE, lack=Lack(NotInSync.NO_REPORT))
     group = GroupFacts("g", "T", 1, False, 1.0, 1.0, 1, 1, 0.0, 1, 1, 1)
     master = replace(
         FACTS,

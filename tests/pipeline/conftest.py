@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pipeline.brokers import Cluster
+from tests.support.quick_java import QUICK_JAVA_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,11 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Python processes that Spark starts find this clone, whatever is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
-# Much Java runs once or twice here: compiling it well, or with threads of its own, costs more than it gains.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 CONF = {
-    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.driver.extraJavaOptions": QUICK_JAVA_OPTIONS,
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -141,6 +142,22 @@ def test_damage_is_a_row_and_is_told(archive: Archive, spark: SparkSession, tmp_
     assert (done.rows, done.corrupt) == (60, 1)
     (row,) = read_archive(spark, str(tmp_path / "archive")).filter("_corrupt is not null").collect()
     assert (row.physicalOffset, row.storeSize, len(row.body)) == (victim.physical_offset, *[victim.size] * 2)
+
+
+def test_a_segment_of_garbage_is_no_empty_log(archive: Archive, tmp_path: Path) -> None:
+    from haservice.pipeline.jobs.archive import ArchiveRefused
+
+    for content, is_refused in ((os.urandom(SEGMENT_BYTES), True), (bytes(SEGMENT_BYTES), False)):
+        root = tmp_path / str(is_refused)
+        segment = root / "commitlog" / f"{0:020d}"
+        segment.parent.mkdir(parents=True)
+        segment.write_bytes(content)
+        dest = tmp_path / f"archive-{is_refused}"
+        if is_refused:
+            with pytest.raises(ArchiveRefused, match=re.escape(f"{segment}: holds data and no record")):
+                archive(root, dest)
+        else:
+            assert archive(root, dest).rows == 0
 
 
 def test_bodies_that_do_not_match_their_sums_are_counted_and_the_exit_code_is_1(

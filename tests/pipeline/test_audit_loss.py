@@ -210,3 +210,24 @@ def test_of_nothing_nothing_is_said(
         audit(root, ledgers=[empty])
     with pytest.raises(NothingToCheck, match="no message of Nope; its topics are Orders"):
         audit(root, topics=["Nope"])
+
+
+def test_a_torn_last_line_is_a_note_and_a_broken_line_before_it_a_finding(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path
+) -> None:
+    root, records = sold
+    lines = [one for one in ledger_of(records) if one["msgId"] != key(7)]
+    sent, got = tmp_path / "sent of shop.jsonl", tmp_path / "got.jsonl"
+    written(sent, lines)
+    sent.write_text(sent.read_text() + json.dumps(lines[0])[:40])
+    written(got, consumed_of(records))
+    got.write_text(got.read_text() + '{"topic": "Or')
+    report = audit(root, ledgers=[str(sent)], consumed=[str(got)], other_producers=True)
+    assert (report.data["counts"], report.data["notes"]) == ({}, {"torn": 2})
+    assert report.exit_code == 0
+    torn = f"line {len(lines) + 1}: no JSON object: {json.dumps(lines[0])[:40]}"
+    assert any(torn in line and line.startswith("  - note: torn: ") for line in report.as_text().splitlines())
+
+    sent.write_text(sent.read_text() + "\n")
+    report = audit(root, ledgers=[str(sent)], consumed=[str(got)], other_producers=True)
+    assert (report.data["counts"], report.data["notes"]) == ({"unreadable": 1}, {"torn": 1})

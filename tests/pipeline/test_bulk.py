@@ -198,7 +198,7 @@ def test_a_body_that_unpacks_to_more_than_the_bound_stays_packed(monkeypatch: py
     assert "1000 bytes" in found[CORRUPT][0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from((b"", b"a", b"topic-11", b"a" * 40)))))
 def test_equal_texts_have_one_number_and_others_none_of_theirs(texts: list[bytes]) -> None:
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
@@ -342,7 +342,7 @@ def counted_by(log: OpenSegment, begin: int, end: int, limit: int, window_bytes:
             yield from piece.topics.strings().to_pylist()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     made=logs(),
     cuts=st.lists(st.floats(0, 1), max_size=8),

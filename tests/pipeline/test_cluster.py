@@ -23,9 +23,9 @@ from haservice.devtools.pair import free_port_block
 from haservice.pipeline import cli
 from haservice.pipeline.session import NoSpark, check_java
 from tests.pipeline.brokers import Cluster, properties_of, stored
-from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.filled import close, options
 from tests.support.messages import STORE_HOST, message
+from tests.support.quick_java import QUICK_JAVA_OPTIONS
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -48,7 +48,7 @@ class Standalone:
         self._env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._env |= {
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA_OPTIONS,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
 
@@ -143,8 +143,8 @@ def test_a_store_is_replayed_to_a_broker_by_executors_that_got_the_package_with_
     conf = {
         "spark.cores.max": "2",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": QUICK_JAVA,
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.executor.extraJavaOptions": QUICK_JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": QUICK_JAVA_OPTIONS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
     }

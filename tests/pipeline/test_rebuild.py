@@ -168,3 +168,14 @@ def test_hashes_of_a_column_are_javas(texts: list[str | None], skipped: int) -> 
     column = pa.array(["before"] * skipped + texts, pa.string()).slice(skipped)
     assert java_hashes(column).tolist() == [java_hash(text or "") for text in texts]
     assert _index_hashes(column).to_pylist() == [index_hash(java_hash(text or "")) for text in texts]
+
+
+def test_what_a_killed_rebuild_of_an_older_version_left_in_the_store_goes(tmp_path: Path) -> None:
+    """It had no lock of its own there, but that of the store."""
+    from haservice.pipeline.jobs.rebuild import in_place
+
+    (tmp_path / "rebuilding" / "consumequeue").mkdir(parents=True)
+    with in_place(tmp_path, ()) as directory:
+        assert directory == tmp_path / "rebuilding"
+        assert not (directory / "consumequeue").exists()
+    assert not directory.exists()

@@ -25,10 +25,10 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.pipeline.brokers import Cluster, properties_of, stored
-from tests.pipeline.conftest import QUICK_JAVA
 from tests.pipeline.filled import SEGMENT_BYTES, close, copied, flip, options
 from tests.support.brokers import addr_of
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
+from tests.support.quick_java import QUICK_JAVA_OPTIONS
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def test_a_topic_that_is_not_there_is_an_error_that_names_those_that_are(
 
 def test_ctrl_c_says_in_one_line_how_many_were_sent(cluster: Cluster, source: Path, tmp_path: Path) -> None:
     node = cluster.start()
-    conf = ["--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"]
+    conf = ["--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA_OPTIONS}"]
     arguments = ["--master", "local[2]", *conf, "replay", str(source), "-t", "Orders", "-n", cluster.namesrv]
     process = subprocess.Popen(
         [sys.executable, "-m", "haservice.pipeline.cli", *arguments, "--rate", "1"],

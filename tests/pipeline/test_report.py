@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html.parser
+import importlib
 import json
 from pathlib import Path
 
+import pytest
+
+from haservice.pipeline.cli import JOBS
 from haservice.pipeline.jobs import report as module
 from haservice.pipeline.jobs.report import (
     PAGE_ROWS_MAX,
@@ -16,6 +20,7 @@ from haservice.pipeline.jobs.report import (
     histogram_plot,
     lines_plot,
     strips_plot,
+    write_figures,
 )
 
 
@@ -87,3 +92,34 @@ def test_without_matplotlib_the_page_has_its_tables(monkeypatch) -> None:  # typ
     assert "<svg" not in page
     assert "matplotlib is not installed" in page
     assert "1,234,567" in page
+
+
+def test_a_job_of_few_figures_has_the_same_page(tmp_path: Path) -> None:
+    result = {
+        "job": "archive",
+        "ok": False,
+        "store": "/data/broker-a",
+        "rows": 1_234,
+        "corrupt": 1,
+        "crcWrong": 2,
+    }
+    write_figures("archive", result, "archived 1,234 rows", None)
+    assert list(tmp_path.iterdir()) == []
+    write_figures("archive", result, "archived 1,234 rows", tmp_path)
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert list(said)[:5] == ["job", "ok", "verdict", "findings", "madeMs"]
+    assert (said["ok"], said["findings"], said["rows"], said["figures"]["corrupt"]) == (False, 3, 1_234, 1)
+    page = (tmp_path / "report.html").read_text()
+    assert "archive of broker-a" in _Reader(page).words
+    assert "Archived 1,234 rows." in _Reader(page).words
+    assert (
+        page.partition("</style>")[0].partition("<style>")[2]
+        == (example().as_html().partition("</style>")[0].partition("<style>")[2])
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_writes_a_report(job: str) -> None:
+    pytest.importorskip("pyspark")
+    command = importlib.import_module(JOBS[job][0]).command
+    assert "--report" in [name for one in command.params for name in one.opts]

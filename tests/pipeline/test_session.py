@@ -17,6 +17,7 @@ from commitlog.kernel import native
 from haservice.pipeline import progress as progress_bar
 from haservice.pipeline.progress import Tasks, progress, rate_text, tasks_of
 from haservice.pipeline.session import (
+    SOCKET_DIRECTORY,
     NoSpark,
     check_java,
     check_package,
@@ -152,11 +153,11 @@ else:
     assert not Path(directory).exists()
 
 
-def test_a_directory_too_long_for_the_path_of_a_socket_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("haservice.pipeline.session.SOCKET_DIRECTORY_BYTES_MAX", len(str(tmp_path)))
+def test_a_directory_too_long_for_the_path_of_a_socket_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory,) = unix_sockets().keys() & {SOCKET_DIRECTORY}
+    monkeypatch.setattr(
+        "haservice.pipeline.session.SOCKET_DIRECTORY_BYTES_MAX", len(unix_sockets()[directory]) - 1
+    )
     assert unix_sockets() == {}
 
 

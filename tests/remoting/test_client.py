@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -415,6 +416,25 @@ def test_a_name_that_does_not_resolve() -> None:
 
 
 # BlockingClient
+
+
+def test_a_connection_that_closed_leaves_nothing_to_the_garbage_collector(addr: str) -> None:
+    with BlockingClient() as client:
+
+        def come_and_go() -> None:
+            with client.apart() as apart:
+                apart.call(addr, request(ECHO))
+
+        for _ in range(2):  # what is made once is made now
+            come_and_go()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                come_and_go()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 def test_a_blocking_client_serves_many_threads_and_leaves_none(addr: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from commitlog.log.log import CommitLog
+from haservice import __version__
+from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
@@ -71,6 +74,7 @@ class Broker:
         self.facts = Facts("Cluster", "broker-a", f"{name}:10911")
         self.ahead: list[SlaveHello] = []
         self.heard: list[GreetingOutcome] = []
+        self.slave_lost = threading.Event()
 
     @property
     def id(self) -> str:
@@ -107,7 +111,8 @@ class Broker:
             self.ahead.append,
             lambda _, outcome: self.heard.append(outcome),
         )
-        with any_master(self.log, Acked(), options={"greets": greets}, **changes) as service:
+        options = {"greets": greets, "on_lost": self.slave_lost.set}
+        with any_master(self.log, Acked(), options=options, **changes) as service:
             yield service
 
     @contextmanager
@@ -156,6 +161,16 @@ def raw(broker: Broker, end: int, start: int | None = None) -> None:
 
 
 # -- two of ours ------------------------------------------------------------------------------------
+
+
+def test_each_knows_the_version_of_the_other(a: Broker, b: Broker) -> None:
+    a.facts, b.facts = replace(a.facts, software="0.6.0"), replace(b.facts, software="0.5.0")
+    a.write(100)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        level(a, b)
+        wait_until(lambda: [one.software for one in ha.status().slaves] == ["0.5.0"])
+        assert link(replica).software == "0.6.0"
+    assert Facts("C", "b", "b:1").software == __version__
 
 
 @patient
@@ -390,6 +405,33 @@ def test_a_slave_is_itself_wherever_it_connects_from(tmp_path: Path, a: Broker) 
         wait_until(lambda: ha.status().in_sync_slaves == 2, "two slaves on one host count twice")
         # A list of replicas that takes effect has them dial again.
         wait_until(lambda: {one.replica_id for one in ha.status().slaves} == {b.id, c.id}, "each is itself")
+
+
+@patient
+def test_who_wants_to_know_hears_of_a_link_that_broke_and_not_of_a_dial_that_failed(
+    a: Broker, b: Broker
+) -> None:
+    lost: list[str] = []
+    with a.leads() as ha, b.follows(ha.port, on_lost=lambda: lost.append("lost")) as replica:
+        wait_until(lambda: replica.connected, "it follows")
+        ha.stop(Deadline(10))
+        wait_until(lambda: lost == ["lost"], "it hears of it")
+        wait_until(lambda: "refused" in link(replica).last_error.lower(), "a dial has failed")
+    assert lost == ["lost"]
+
+
+@patient
+def test_a_master_that_wants_to_know_hears_of_a_slave_that_is_gone_and_not_of_a_stranger(
+    a: Broker, b: Broker
+) -> None:
+    with a.leads() as ha:
+        with socket.create_connection(("127.0.0.1", ha.port)):
+            wait_until(lambda: ha.status().slaves, "a stranger is there")
+        wait_until(lambda: not ha.status().slaves, "it is gone")
+        assert not a.slave_lost.is_set()
+        with b.follows(ha.port) as replica:
+            wait_until(lambda: replica.connected, "it follows")
+        wait_until(a.slave_lost.is_set, "it hears of it")
 
 
 @patient

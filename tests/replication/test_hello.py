@@ -52,6 +52,19 @@ def test_earlier_versions_say_no_heartbeat(kind: MasterHello | SlaveHello) -> No
     assert type(kind).decode(orjson.dumps(said)).heartbeat_ms == 0
 
 
+@pytest.mark.parametrize("kind", [MASTER, SLAVE])
+@pytest.mark.parametrize(
+    ("said", "heard"), [("0.5.0", "0.5.0"), (None, ""), (5, ""), ("1\n2", "1?2"), ("9" * 90, "9" * 50)]
+)
+def test_its_version_is_for_people_and_no_reason_to_refuse_a_hello(
+    kind: MasterHello | SlaveHello, said: object, heard: str
+) -> None:
+    body = orjson.loads(kind.encode()) | {"haserviceVersion": said}
+    assert type(kind).decode(orjson.dumps(body)).software == heard
+    del body["haserviceVersion"]
+    assert type(kind).decode(orjson.dumps(body)).software == ""
+
+
 def test_later_versions_may_say_more() -> None:
     said = orjson.loads(MASTER.encode())
     said.update(version=9, lease=[1, 2], epochs=[{**one, "seal": "x"} for one in said["epochs"]])
@@ -123,7 +136,7 @@ def test_epochs_there_and_back() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_bytes_do_more_than_be_refused(body: bytes) -> None:
     for decode in (MasterHello.decode, SlaveHello.decode, Verdict.decode):
         try:

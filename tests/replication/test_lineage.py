@@ -308,7 +308,7 @@ class World:
 
 
 @given(st.integers(0, 2**32), st.integers(10, 200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_lineages_say_of_any_two_logs_what_their_bytes_say(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
     for _ in range(steps):
@@ -323,3 +323,22 @@ def test_the_worlds_above_come_to_every_step() -> None:
             world.step()
         seen.update(world.steps)
     assert seen == set(Step)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "step"),
+    [
+        (("1000@0A",), ("2000@0B",), Step.FROM_START),
+        (("1000@0A", "1001@50A"), ("2000@0B", "3000@80C"), Step.FROM_START),
+        (("2000@0A",), ("1000@0B",), Step.REFUSE),
+        (("0@0",), ("2000@0B",), Step.REFUSE),
+        (("1000@40A",), ("2000@0B",), Step.REFUSE),
+    ],
+)
+def test_a_master_that_had_no_byte_when_it_was_promoted_is_followed_from_the_start(
+    own: tuple[str, ...], theirs: tuple[str, ...], step: Step
+) -> None:
+    found = plan(lineage(*own), LogSpan(0, 100), lineage(*theirs), LogSpan(0, 90), "A", is_appointed=True)
+    assert found.step is step
+    assert found.lost_bytes == (100 if step is Step.FROM_START else 0)
+    assert plan(lineage(*own), LogSpan(0, 100), lineage(*theirs), LogSpan(0, 90), "A").step is Step.REFUSE

@@ -68,7 +68,7 @@ def test_so_many_have_to_be_heard_that_one_of_them_has_every_ok(
         (made("a"), vote("m"), [], "not on its master's list"),
         (ReplicaList(), vote("a"), [], "no master has told it"),
         # After a power cut, with ASYNC_FLUSH: what was acknowledged may be gone.
-        (made("a"), replace(vote("a"), is_whole=False), [], "had acknowledged and not flushed may be lost"),
+        (made("a"), replace(vote("a"), is_whole=False), [], "has not caught up since"),
         (
             made("a", "b"),
             vote("a"),

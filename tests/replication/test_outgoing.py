@@ -111,7 +111,10 @@ class Link:
             raise self.broken
         return self._take(b"".join(buffers)[: self.room])
 
-    def send(self, data: bytes, more: bool = False) -> int:
+    def send_frame_now(self, offset: int, body: Buffer) -> int:
+        return self.send_now((TRANSFER_HEADER.pack(offset, len(body)), body))
+
+    def send(self, data: bytes, flags: int = 0) -> int:
         return self._take(data)
 
     def send_file(self, fd: int, position: int, count: int) -> int:

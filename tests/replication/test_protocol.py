@@ -23,6 +23,8 @@ from haservice.replication.wire.protocol import (
 )
 from tests.support.replication import frame_bytes, pattern
 
+pytestmark = pytest.mark.usefixtures("build")
+
 SEGMENT_BYTES = 1000
 
 
@@ -79,7 +81,7 @@ def test_slices_of_any_size_give_the_same_log(slice_bytes: int) -> None:
 
 
 @given(cuts=st.lists(st.integers(1, 400), max_size=40), ends=st.lists(st.integers(0, 999), max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_slicing_of_any_frames_gives_the_same_log(cuts: list[int], ends: list[int]) -> None:
     stream = frames(*sorted(ends))
     slave, position = Slave(), 0

@@ -20,7 +20,9 @@ from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MESSAGE_MAG
 from commitlog.kernel.records import NewMessage, encode, stamp
 from haservice.errors import ProtocolError
 from haservice.replication.slave.record_check import BadRecord, RecordCheck, first_bytes
+from haservice.replication.wire.protocol import TransferReader
 from tests.support.messages import batch_body, message, open_log, whole_log
+from tests.support.replication import frame_bytes
 
 pytestmark = pytest.mark.usefixtures("build")
 
@@ -172,7 +174,7 @@ LOGS = logs()
 
 
 @given(LOGS, CUTS, JOINS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_true_log_is_taken_however_it_is_cut_and_acknowledged_by_whole_records(
     log: Log, cuts: list[int], joins: list[bool]
 ) -> None:
@@ -196,7 +198,7 @@ def test_a_log_that_comes_byte_by_byte_is_taken() -> None:
 
 
 @given(LOGS, CUTS, JOINS, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_one_bit_that_is_another_is_found_by_the_end_of_its_record(
     log: Log, cuts: list[int], joins: list[bool], data: st.DataObject
 ) -> None:
@@ -215,7 +217,7 @@ def test_one_bit_that_is_another_is_found_by_the_end_of_its_record(
 
 
 @given(LOGS, CUTS, JOINS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_bit_that_nothing_sums_moves_no_record(
     log: Log, cuts: list[int], joins: list[bool], data: st.DataObject
 ) -> None:
@@ -238,7 +240,7 @@ def test_a_bit_that_nothing_sums_moves_no_record(
 
 
 @given(LOGS, CUTS, JOINS, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_byte_too_many_or_too_few_is_found_before_another_record_counts(
     log: Log, cuts: list[int], joins: list[bool], data: st.DataObject
 ) -> None:
@@ -298,7 +300,7 @@ class Slave:
 
 
 @given(LOGS, CUTS, JOINS, st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_link_that_flips_and_cuts_costs_time_and_nothing_else(
     log: Log, cuts: list[int], joins: list[bool], data: st.DataObject
 ) -> None:
@@ -558,7 +560,7 @@ def _outcome(data: bytes, cuts: list[int], joins: list[bool]) -> tuple[object, .
     st.lists(st.booleans(), min_size=31, max_size=31),
     st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=2),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_both_builds_say_the_same_of_what_several_frames_bring(
     log: Log, cuts: list[int], joins: list[bool], changes: list[tuple[int, int]]
 ) -> None:
@@ -573,3 +575,47 @@ def test_both_builds_say_the_same_of_what_several_frames_bring(
         assert _outcome(bytes(data), sorted(set(cuts)), joins) == by_native
     finally:
         native.core = core
+
+
+# -- a look at transfers, before they are fed --------------------------------------------------------
+
+
+@given(LOGS, CUTS, st.none() | st.integers(0, 1 << 20), st.integers(1, 5000))
+@settings(max_examples=150, deadline=None)
+def test_what_a_look_has_passed_is_what_feeding_passes(
+    log: Log, cuts: list[int], flip: int | None, slice_bytes: int
+) -> None:
+    data = bytearray(log.data)
+    if flip is not None:
+        data[flip // 8 % len(data)] ^= 1 << flip % 8
+    wire = b"".join(frame_bytes(at, b"".join(frames)) for at, frames in feeds(data, BEGIN, cuts, []))
+    looked, fed, end = RecordCheck(SEGMENT, BEGIN), RecordCheck(SEGMENT, BEGIN), BEGIN
+    reader = TransferReader(SEGMENT, slice_bytes)
+    for start in range(0, len(wire), slice_bytes):
+        some = wire[start : start + slice_bytes]
+        reader.space()[: len(some)] = some
+        for offset, bodies, run_end, whole in reader.runs(end, len(some), looked.whole == end):
+            assert whole == -1 or offset <= whole <= run_end
+            known = refused(fed, [(offset, bodies)])
+            if whole != run_end or not looked.passed(offset, run_end):
+                bad = refused(looked, [(offset, bodies)])
+                assert str(bad) == str(known)
+            assert (looked.whole, looked.end) == (fed.whole, fed.end)
+            if known is not None:
+                return
+            end = run_end
+    assert end == log.end
+
+
+def test_a_look_counts_only_where_the_check_stands_at_a_whole_record() -> None:
+    log = Log()
+    for _ in range(3):
+        log.append(Recipe())
+    first, second, _ = (piece.end for piece in log.pieces)
+    check = RecordCheck(SEGMENT, BEGIN)
+    assert not check.passed(first, second), "it has not come to there"
+    assert check.passed(BEGIN, first)
+    assert (check.whole, check.end) == (first, first)
+    check.feed(first, [memoryview(log.data)[first - BEGIN : second - BEGIN - 1]])
+    assert not check.passed(second - 1, log.end), "it is amid a record"
+    assert (check.whole, check.end) == (first, second - 1)

@@ -189,8 +189,9 @@ class Story:
         if waiting and progress.state is MasterState.TRANSFER:
             self._say(f"sending from {progress.sent}")
         if advance is not None:
-            for end in self._waiting.advance(advance.proven):
-                if end > advance.unproven:
+            unproven, proven = advance
+            for end in self._waiting.advance(proven):
+                if end > unproven:
                     self._say(f"{end} OK")
                 else:
                     self._say(f"{end} still waits")

@@ -106,7 +106,7 @@ def test_what_may_wait_goes_with_what_follows(link: Link, aside: Aside, tmp_path
     (tmp_path / "segment").write_bytes(b"before" + body)
     taken = aside(take, far, 12 + len(body))
     with (tmp_path / "segment").open("rb") as file:
-        assert near.send(b"h" * 12, more=True) == 12
+        assert near.send(b"h" * 12, socket.MSG_MORE) == 12
         position = 6
         while position < 6 + len(body):
             sent = near.send_file(file.fileno(), position, 6 + len(body) - position)
@@ -369,6 +369,31 @@ def test_a_peer_that_dies_amid_a_record_is_an_end(aside: Aside) -> None:
     assert far.recv(10) == b""
     near.close()
     far.close()
+
+
+# -- calls that do not wait --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("build")
+def test_a_pushed_frame_is_its_header_and_its_body_or_what_there_is_room_for() -> None:
+    client, server = tcp_pair()
+    near, far = PlainTransport(client), PlainTransport(server)
+    assert near.send_frame_now(2**40, memoryview(b"records")) == 19
+    assert take(far, 19) == bytes.fromhex("00000100000000000000000" + "7") + b"records"
+    body = bytes(1 << 20)
+    sent = [near.send_frame_now(5, body)]
+    while sent[-1] == 12 + len(body):
+        sent.append(near.send_frame_now(5, body))
+    while near.send_frame_now(5, body):
+        pass
+    assert near.send_frame_now(5, body) == 0, "nobody waits"
+    far.shut_down()
+    far.close()
+    with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+        near.send_frame_now(5, body)
+    near.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        near.send_frame_now(5, body)
 
 
 REFUSED = {

@@ -33,11 +33,14 @@ def _self_signed(cert: Path, key: Path, name: str) -> None:
     _openssl("req", "-x509", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", cert)
 
 
-def _signed(cert: Path, key: Path, name: str, root: Path, root_key: Path, days: int = 2) -> None:
+def _signed(
+    cert: Path, key: Path, name: str, root: Path, root_key: Path, days: int = 2, ip: str = ""
+) -> None:
     request = cert.with_suffix(".csr")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    _openssl("req", *curve, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
-    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", days)
+    at = ("-addext", f"subjectAltName=IP:{ip}") if ip else ()
+    _openssl("req", *curve, "-subj", f"/CN={name}", *at, "-keyout", key, "-out", request)
+    signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", days, "-copy_extensions", "copy")
     _openssl("x509", "-req", "-in", request, *signing, "-out", cert)
 
 
@@ -60,9 +63,11 @@ def certificates() -> Certificates:
 
 
 @functools.cache
-def signed(name: str, days: int = 2) -> tuple[Path, Path]:
-    """A further certificate of the root's, and its key; one whose time is over with `days` below 0."""
+def signed(name: str, days: int = 2, ip: str = "") -> tuple[Path, Path]:
+    """A further certificate of the root's, and its key; one whose time is over with `days` below 0; for a server
+    at `ip`.
+    """
     made = certificates()
     cert, key = made.root.with_name(f"{name}-{days}.pem"), made.root.with_name(f"{name}-{days}-key.pem")
-    _signed(cert, key, name, made.root, made.root.with_name("root-key.pem"), days)
+    _signed(cert, key, name, made.root, made.root.with_name("root-key.pem"), days, ip)
     return cert, key

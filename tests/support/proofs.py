@@ -13,7 +13,6 @@ class Told(Wait):
     __slots__ = ("tell",)
 
     def __init__(self, tell: Callable[[PutStatus], object]) -> None:
-        super().__init__()
         self.tell = tell
 
     def settled(self, status: PutStatus) -> None:

@@ -62,7 +62,7 @@ from haservice.replication.lineage.epochs import LogSpan, Step, plan
 from haservice.replication.lineage.file import LineageState
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
-from haservice.replication.status import SlaveStatus
+from haservice.replication.status import Lack, NotInSync, SlaveStatus
 from haservice.replication.wire.hello import SlaveHello
 
 FIRST = "m"
@@ -266,7 +266,8 @@ class Replica:
 def _status(link: Link, end: int) -> SlaveStatus:
     level = link.reported == end and link.slave_is_there
     return SlaveStatus(
-        link.slave.addr, "TRANSFER", 0, link.reported, link.reported, 0, 0, 0.0, 0.0, level, "",
+        link.slave.addr, "TRANSFER", 0, link.reported, link.reported, 0, 0, 0.0, 0.0,
+        None if level else Lack(NotInSync.NO_REPORT),
         replica_id=link.slave.name, broker_addr=link.slave.addr,
     )  # fmt: skip
 

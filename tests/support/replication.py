@@ -80,6 +80,9 @@ class AnyBytes:
     def stand_at(self, end: int) -> None:
         self.whole = end
 
+    def passed(self, offset: int, end: int) -> bool:
+        return False
+
     def feed(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self.whole = offset + sum(map(len, buffers))
 

@@ -37,7 +37,7 @@ from haservice.broker.roles.actions import (
 from haservice.broker.roles.machine import step, why_busy
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import RoleInForce
-from haservice.broker.roles.state import Asked, Event, RoleState, View, Who
+from haservice.broker.roles.state import Asked, Event, Order, RoleState, View, Who
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
@@ -77,6 +77,7 @@ class Driver:
         self.kept = LineageState(ME, lineage=Lineage(epochs or (Epoch(1, 0, ME),)), members=listed("s"))
         self.end = 1000
         self.now_s = 0.0
+        self.boottime_s = 0.0
         self.followers: frozenset[str] = frozenset()
         self.unwritable = ""
         self.asked = False
@@ -97,7 +98,7 @@ class Driver:
                 following = self._carry_out(actions)
         return self
 
-    def ask(self, header: ExtHeader) -> Action:
+    def ask(self, header: ExtHeader | Order) -> Action:
         """The answer; exactly one."""
         self._tickets += 1
         if busy := why_busy(self.state):
@@ -121,7 +122,8 @@ class Driver:
 
     def view(self) -> View:
         log = LogSpan(0, self.end)
-        return View(self.kept, log, 7, self.now_s, "boot", self.followers, self.unwritable, self.asked)
+        facts = (7, self.now_s, "boot", self.followers, self.unwritable, self.asked, self.boottime_s)
+        return View(self.kept, log, *facts)
 
     def _carry_out(self, actions: tuple[Action, ...]) -> Event | None:
         following: Event | None = None

@@ -4,9 +4,10 @@
 51 DELETE_ACL_CONFIG                    an account is deleted
 52 GET_BROKER_CLUSTER_ACL_INFO          the files and how often tools have written them
 53 UPDATE_GLOBAL_WHITE_ADDRS_CONFIG     a file's global white list is replaced
+40011 GET_ACCOUNTS, ours               the accounts in force, without their secret keys
 
 A change is in force when the answer is sent.  It is checked first: a list or permission that could not be
-read back is refused.  Without access control all four are refused; RocketMQ then leaves 52 unanswered.
+read back is refused.  Without access control all are refused; RocketMQ then leaves 52 unanswered.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import orjson
 
 from haservice.access.accounts import KEY_CHARACTERS_MIN, PERMISSIONS
 from haservice.access.files import AclFiles, FileVersion
+from haservice.broker.acl.listing import accounts_page
 from haservice.errors import ConfigError, RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.headers.acl import (
+    AccountsHeader,
     AclVersionHeader,
     DeleteAclAccountHeader,
     GlobalWhiteAddressesHeader,
@@ -61,6 +64,7 @@ class AclProcessor:
             RequestCode.DELETE_ACL_CONFIG: self.delete_account,
             RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.versions,
             RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.set_white_addresses,
+            RequestCode.GET_ACCOUNTS: self.accounts,
         }
 
     def put_account(self, connection: Connection, request: RemotingCommand) -> _Answer:
@@ -118,6 +122,16 @@ class AclProcessor:
                 self._cluster_name,
             )
             return request.answer(ext=header.encode())
+
+        return self._offload(read)
+
+    def accounts(self, _: Connection, request: RemotingCommand) -> _Answer:
+        files = self._required(ResponseCode.SYSTEM_ERROR)
+        after = AccountsHeader.decode(request.ext).after
+
+        def read() -> RemotingCommand:
+            page = accounts_page(files.rules, files.owners(), after, files.trouble)
+            return request.answer(body=page.encode())
 
         return self._offload(read)
 

@@ -22,7 +22,6 @@ from haservice.broker.acl.rights import check
 from haservice.configuration.settings import NodeConfig
 from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
-from haservice.remoting.dispatch import Guard
 from haservice.remoting.loop_thread import OnFailure
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
@@ -33,7 +32,7 @@ class Security:
     """A field that is None is off."""
 
     acl: AclFiles | None
-    guard: Guard | None
+    guard: AclGuard | None
     tls: ServerTls | None
     make_client: Callable[[OnFailure], BlockingClient]
     doors: SecureDoors

@@ -213,7 +213,7 @@ class DelayDelivery:
         begun_s = time.monotonic()
         outcomes = self._log.append_many(messages) if messages else ()
         seconds = time.monotonic() - begun_s
-        done = len(entries)
+        done, end = len(entries), self._log.end
         topics: dict[str, tuple[int, int]] = {}
         for number, message, outcome in zip(places, messages, outcomes, strict=True):
             if isinstance(outcome, MessageBeyondLimits):
@@ -226,10 +226,11 @@ class DelayDelivery:
                 count, size_bytes = topics.get(message.topic, (0, 0))
                 size_bytes += outcome.end - outcome.physical_offset
                 topics[message.topic] = count + 1, size_bytes
+                end = max(end, outcome.end)
         if topics:
             self._on_delivered(queue_of(level.number), topics, seconds)
         if done:
-            self._offsets.advance(level.number, offset + done, self._log.end)
+            self._offsets.advance(level.number, offset + done, end)
         return done
 
     def _message(self, level: _Level, offset: int, entry: Entry) -> NewMessage | None:

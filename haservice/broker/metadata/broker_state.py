@@ -150,6 +150,7 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
                 reason=slave.reason or None,
                 replica_id=slave.replica_id or None,
                 broker_addr=slave.broker_addr or None,
+                haservice_version=slave.software or None,
             )
             for slave in status.slaves
         ),
@@ -169,6 +170,7 @@ def ha_info(status: HAStatus) -> HARuntimeInfo:
             last_error=master.last_error or None,
             master_end=master.master_end if master.master_end >= 0 else None,
             lineage=master.lineage or None,
+            haservice_version=master.software or None,
         ),
         epoch=status.epoch if status.epoch >= 0 else None,
     )

@@ -182,13 +182,13 @@ class Registration:
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
         """Keeps this broker registered at one nameserver while the task runs."""
+        retrying = AsyncRetrying(
+            # RequestError is an answer that cannot be read.
+            retry=retry_if_exception_type((RemotingError, RequestError)),
+            wait=wait_exponential(multiplier=RETRY_FIRST_S, max=RETRY_MAX_S),
+            before_sleep=lambda state: self._failed(addr, state),
+        )
         while True:
-            retrying = AsyncRetrying(
-                # RequestError is an answer that cannot be read.
-                retry=retry_if_exception_type((RemotingError, RequestError)),
-                wait=wait_exponential(multiplier=RETRY_FIRST_S, max=RETRY_MAX_S),
-                before_sleep=lambda state: self._failed(addr, state),
-            )
             await retrying(self._register, client, addr)
             self._attempt_ended(addr)
             self._throttle.ended(addr)

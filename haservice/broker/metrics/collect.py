@@ -6,15 +6,17 @@ the clients' loop does nothing.  Topics and groups are looked at up to a bound, 
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from haservice import __version__
 from haservice.broker.assembly import BrokerParts
 from haservice.broker.health import Health
+from haservice.broker.majority.ha import MajorityHA
 from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.metrics.facts import (
     BrokerFacts,
@@ -30,13 +32,14 @@ from haservice.broker.metrics.families import exposition_of
 from haservice.broker.metrics.health import HealthFacts
 from haservice.broker.send import native
 from haservice.observability.exposition import ProcessFacts
-from haservice.remoting.codes import ResponseCode
+from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.replication.master.progress import slaves_needed
 
 # Topics, and pairs of group and topic, that have samples; queues that are looked at for them.
 TOPICS_MAX = 500
 GROUPS_MAX = 500
 QUEUES_MAX = 10_000
+SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 _CODES = {code.value: code.name.lower() for code in ResponseCode}
 
@@ -116,6 +119,8 @@ class BrokerCollector:
             groups=groups,
             groups_left_out=groups_left_out,
             http_refused=self.http_refused(),
+            lease=parts.lease.shown() if parts.lease is not None else None,
+            member=parts.ha.facts() if isinstance(parts.ha, MajorityHA) else None,
         )
 
     def _identity(self) -> BrokerIdentity:
@@ -125,7 +130,7 @@ class BrokerCollector:
             broker.broker_name,
             self.parts.config.broker_addr,
             broker.broker_id,
-            importlib.metadata.version("haservice"),
+            __version__,
             native.build(),
             self.parts.stats.boot_timestamp_ms,
         )
@@ -160,9 +165,17 @@ class BrokerCollector:
                 "transferred": stats.rates("transferred"),
             },
             put_classes=stats.put_classes,
-            refused=_by_name(stats.refused),
+            refused=_by_name(self._refused_sends()),
             unproven=_by_name(stats.unproven),
         )
+
+    def _refused_sends(self) -> Mapping[int, int]:
+        """By response code; what access control refuses comes to no processor, and is counted by its guard."""
+        guard, found = self.parts.security.guard, Counter(dict(self.parts.stats.refused))
+        for (request, answer), count in dict(guard.refused if guard is not None else {}).items():
+            if request in SENDS:
+                found[answer] += count
+        return found
 
     def _disks(self) -> list[Disk]:
         options = self.parts.config.log

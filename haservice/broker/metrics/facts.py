@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from haservice.broker.lease.keeper import LeaseFigures
 from haservice.replication.status import HAStatus
 
 
@@ -109,6 +110,17 @@ class TrafficFacts:
     unproven: Mapping[str, int] = field(default_factory=dict)
 
 
+class MemberFacts(NamedTuple):
+    """Of a DLedger group's member.  `trouble` says why it takes no part, "" if it does."""
+
+    group: str
+    member: str
+    leads: bool
+    committed_index: int
+    end_index: int
+    trouble: str
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
     """All of it.  `needed`: slaves that a SYNC_MASTER waits for.  Texts say what is wrong, "" if nothing is."""
@@ -143,6 +155,10 @@ class BrokerFacts:
     groups: Sequence[GroupFacts] = ()
     groups_left_out: int = 0
     http_refused: Mapping[str, int] = field(default_factory=dict)
+    lease: LeaseFigures | None = None
+    """With a coordinator."""
+    member: MemberFacts | None = None
+    """With enableDLegerCommitLog."""
 
     @property
     def is_slave(self) -> bool:

@@ -21,15 +21,6 @@ ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 # Of a histogram: from 2^5 µs to 2^24 µs, 17 s.
 FIRST_CLASS, LAST_CLASS = 5, 24
 
-# What the reasons of haservice.replication.master.in_sync have in common, and a word for each: a label's values must
-# be few.
-LACKS = (
-    ("has not reported", "no_report"),
-    ("haSlaveFallbehindMax", "bytes_behind"),
-    ("does not count yet", "not_counted"),
-    ("slaveTimeout", "seconds_behind"),
-)
-
 
 def exposition_of(facts: BrokerFacts) -> Exposition:
     who = facts.who
@@ -40,18 +31,13 @@ def exposition_of(facts: BrokerFacts) -> Exposition:
         _replicas(out, facts)
     else:
         _link(out, facts.status)
+    _lease(out, facts)
+    _member(out, facts)
     _trouble(out, facts)
     _load(out, facts)
     rocketmq.exporter(out, facts)
     rocketmq.broker_5x(out, facts)
     return out
-
-
-def lack_of(slave: SlaveStatus) -> str:
-    """Why a slave is not in sync, in a word; "" if it is."""
-    if slave.in_sync:
-        return ""
-    return next((word for text, word in LACKS if text in slave.reason), "other")
 
 
 def buckets(histogram: Histogram) -> list[tuple[float, int]]:
@@ -124,8 +110,9 @@ def _replicas(out: Exposition, facts: BrokerFacts) -> None:
             "haservice_replica_bytes_per_second", "What goes to the slave.", slave.bytes_per_second, **of
         )
         out.gauge("haservice_replica_in_sync", "1 for a slave that is in sync.", int(slave.in_sync), **of)
-        if lack := lack_of(slave):
-            out.gauge("haservice_replica_not_in_sync", "Why it is not in sync.", 1, reason=lack, **of)
+        if slave.lack is not None:
+            word = slave.lack.why.word
+            out.gauge("haservice_replica_not_in_sync", "Why it is not in sync.", 1, reason=word, **of)
     here = {_name(slave.broker_addr, slave.addr) for slave in status.slaves}
     away = dict.fromkeys(_name("", absent.addr) for absent in status.absent)
     for name in (name for name in away if name not in here):
@@ -158,6 +145,51 @@ def _link(out: Exposition, status: HAStatus) -> None:
     )
     out.gauge("haservice_link_bytes_per_second", "What comes from the master.", link.bytes_per_second)
     out.counter("haservice_link_connects_total", "Connections to a master that were made.", link.connects)
+
+
+def _member(out: Exposition, facts: BrokerFacts) -> None:
+    """Of a DLedger group; nothing without one."""
+    one = facts.member
+    if one is None:
+        return
+    of = {"group": one.group, "member": one.member}
+    out.gauge("haservice_dledger_leads", "1 for the member that leads its group.", int(one.leads), **of)
+    out.gauge(
+        "haservice_dledger_committed_index", "Last entry that a majority has.", one.committed_index, **of
+    )
+    out.gauge("haservice_dledger_end_index", "Last entry of this member's log.", one.end_index, **of)
+    out.gauge(
+        "haservice_dledger_ended", "1 for a member that takes no part any more.", int(bool(one.trouble)), **of
+    )
+
+
+def _lease(out: Exposition, facts: BrokerFacts) -> None:
+    """Of failover by a coordinator; nothing without one."""
+    lease = facts.lease
+    if lease is None:
+        return
+    out.gauge(
+        "haservice_lease_seconds_left", "How long a master may take messages yet; 0 if not.", lease.left_s
+    )
+    out.gauge(
+        "haservice_lease_round_seconds", "What the last round with the coordinator took.", lease.round_s
+    )
+    out.gauge(
+        "haservice_lease_voters", "Voters that the coordinator has; 0 if it was never read.", lease.voters
+    )
+    out.counter(
+        "haservice_lease_promotions_total", "Times that this process became the master.", lease.promotions
+    )
+    out.counter(
+        "haservice_lease_blocked_seconds_total",
+        "How long it was a master and took no messages.",
+        lease.blocked_s,
+    )
+    out.counter(
+        "haservice_lease_failed_rounds_total",
+        "Rounds that did not reach the coordinator.",
+        lease.failed_rounds,
+    )
 
 
 def _trouble(out: Exposition, facts: BrokerFacts) -> None:

@@ -6,11 +6,10 @@ The words are those of RocketMQ's GetMessageStatus.  reader.py chooses, plain_pu
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-
-import psutil
 
 from commitlog.kernel.entries import Places
 from commitlog.queues.chosen import Chosen
@@ -110,7 +109,7 @@ class ReadLimits:
 
     @classmethod
     def of(cls, config: BrokerConfig) -> ReadLimits:
-        total: int = psutil.virtual_memory().total
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return cls(
             memory_bytes=total * config.access_message_in_memory_max_ratio // 100,
             count_in_memory=config.max_transfer_count_in_memory,

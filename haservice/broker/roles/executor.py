@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import queue
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from haservice.broker.roles.actions import (
     WithResult,
 )
 from haservice.broker.roles.machine import step, why_busy
-from haservice.broker.roles.state import Asked, Event, Hint, RoleState, SlaveAhead, Tick, View, refused
+from haservice.broker.roles.state import Asked, Event, Hint, Order, RoleState, SlaveAhead, Tick, View, refused
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.wire.greeting import GreetingOutcome
@@ -126,6 +126,17 @@ class RoleExecutor:
 
     def ask(self, header: ExtHeader) -> JSONBody:
         """Makes a request; blocks until it is answered.  Raises RequestError if it is refused."""
+        answer = self.order(header)
+        try:
+            return answer.result(ANSWER_SECONDS)
+        except FutureTimeout:
+            answer.cancel()
+            raise refused(
+                f"no answer within {ANSWER_SECONDS:g} s; mqadmin history shows what came of it"
+            ) from None
+
+    def order(self, header: ExtHeader | Order) -> Future[JSONBody]:
+        """Makes a request, and returns where its answer will be.  Raises RequestError if it is refused now."""
         if busy := why_busy(self.state):
             raise refused(busy)
         ticket, answer = next(self._tickets), Future[JSONBody]()
@@ -135,18 +146,17 @@ class RoleExecutor:
             if self._answers:
                 raise refused("another change of its role is under way")
             self._answers[ticket] = answer
+        answer.add_done_callback(lambda _: self._forget(ticket))
         try:
             self._events.put(Asked(ticket, header), timeout=1.0)
-            return answer.result(ANSWER_SECONDS)
         except queue.Full:
+            answer.cancel()
             raise refused("too much is asked of it at a time") from None
-        except FutureTimeout:
-            raise refused(
-                f"no answer within {ANSWER_SECONDS:g} s; mqadmin history shows what came of it"
-            ) from None
-        finally:
-            with self._answers_lock:
-                self._answers.pop(ticket, None)
+        return answer
+
+    def _forget(self, ticket: int) -> None:
+        with self._answers_lock:
+            self._answers.pop(ticket, None)
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -159,7 +169,7 @@ class RoleExecutor:
             with self._answers_lock:
                 self._stopped, left = True, list(self._answers.values())
             for answer in left:
-                if not answer.done():
+                with contextlib.suppress(InvalidStateError):
                     answer.set_exception(refused("this broker is stopping"))
 
     def _one(self, stop: threading.Event) -> None:
@@ -215,10 +225,12 @@ class RoleExecutor:
         with self._answers_lock:
             answer = self._answers.get(word.ticket)
         if answer is None or answer.done():
-            return  # whoever asked no longer waits
-        if isinstance(word, Refuse):
-            answer.set_exception(refused(word.reason))
-        elif isinstance(word, AnswerWith):
-            answer.set_result(word.body)
-        else:
-            answer.set_result(self._hands.body(word))
+            return
+        body = self._hands.body(word) if isinstance(word, Answer) else None
+        with contextlib.suppress(InvalidStateError):  # whoever asked no longer waits
+            if isinstance(word, Refuse):
+                answer.set_exception(refused(word.reason))
+            elif isinstance(word, AnswerWith):
+                answer.set_result(word.body)
+            elif body is not None:
+                answer.set_result(body)

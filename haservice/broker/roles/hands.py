@@ -64,6 +64,7 @@ from haservice.broker.roles.peer_repair import (
 from haservice.broker.roles.peers import Heard, Peers, lineage_at
 from haservice.broker.roles.state import View
 from haservice.configuration.settings import NodeConfig
+from haservice.coordination.gate import LEASE_HOLDER, clock_s
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, ProtocolError, RemotingError, RemotingTimeout
 from haservice.log_throttle import LogThrottle
@@ -149,8 +150,9 @@ class RoleHands:
             now_s=time.monotonic(),
             boot_id=self.lineage.boot,
             followers=self._followers(),
-            unwritable=log.writable_but_for(HOLDER, DISK_HOLDER) or "",
+            unwritable=log.writable_but_for(HOLDER, DISK_HOLDER, LEASE_HOLDER) or "",
             asked=asked,
+            boottime_s=clock_s(),
         )
 
     def _followers(self) -> frozenset[str]:

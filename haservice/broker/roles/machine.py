@@ -15,6 +15,7 @@ actions in their order and gives it each result: executor.py in a broker, a simu
 
 from __future__ import annotations
 
+from haservice.broker.lease.orders import begin_epoch, seal
 from haservice.broker.roles.actions import Ask, Refuse
 from haservice.broker.roles.handover import hand_over
 from haservice.broker.roles.new_epoch import Following, follow, forget, further_epoch, note_master
@@ -25,9 +26,11 @@ from haservice.broker.roles.state import (
     SUSPECTS_MAX,
     Asked,
     Begin,
+    BeginEpoch,
     Event,
     Hint,
     RoleState,
+    SealLog,
     SlaveAhead,
     Step,
     Tick,
@@ -98,6 +101,10 @@ def _asked(state: RoleState, asked: Asked, view: View) -> Step:
     assert state.change is None, state.change  # looks end before we are given a request
     header, ticket = asked.header, asked.ticket
     is_slave = state.who.is_slave
+    if isinstance(header, BeginEpoch):
+        return begin_epoch(state, ticket, header, view)
+    if isinstance(header, SealLog):
+        return seal(state, ticket, header, view)
     if isinstance(header, PromoteHeader):
         return (promote if is_slave else further_epoch)(state, ticket, header, view)
     if isinstance(header, FollowHeader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,6 +72,8 @@ class NewEpoch(Change):
     role: RoleInForce | None = None
     """The role that the master gets by that command."""
     hold: str = field(default="a new epoch begins", kw_only=True)
+    until_s: float = field(default=math.inf, kw_only=True)
+    """With a lease: it does not begin from then on, by View.boottime_s."""
 
     def begin(self, state: RoleState, view: View) -> Step:
         return state.but(change=self), (Flush(),)
@@ -105,6 +108,8 @@ class NewEpoch(Change):
         return state, tuple(actions)
 
     def _write(self, state: RoleState, end: int, view: View) -> Step:
+        if view.boottime_s >= self.until_s:
+            return self._failed(state, "the lease is over")
         try:
             changes = new_epoch(
                 view.kept,
@@ -118,6 +123,9 @@ class NewEpoch(Change):
             )
         except ValueError as error:
             return self._failed(state, str(error))
+        number = changes["lineage"].last.number
+        if self.until_s < math.inf and number != self.min_epoch:
+            return self._failed(state, f"it would be {number}, and the lease is for {self.min_epoch}")
         written = {**changes, **self.changes, "boot_id": view.boot_id}
         return state, (Write(written, listed=view.kept.members),)
 

@@ -45,7 +45,7 @@ from haservice.broker.roles.actions import (
     Write,
 )
 from haservice.broker.roles.rules import command_for, new_epoch, next_number, role_wanted
-from haservice.broker.roles.state import Change, Looking, RoleState, Step, View
+from haservice.broker.roles.state import BeginEpoch, Change, Looking, RoleState, Step, View
 from haservice.broker.roles.votes import (
     newest_list,
     objections_to,
@@ -57,7 +57,7 @@ from haservice.broker.roles.votes import (
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.headers.lineage import LineageBody, PledgeHeader, PromoteHeader, ReinitHeader
 from haservice.replication.lineage.epochs import Lineage, LogSpan, of_one_promotion
-from haservice.replication.lineage.file import LineageState, Pledge
+from haservice.replication.lineage.file import LineageState, Pledge, without_its_log
 from haservice.replication.lineage.membership import vote_of, why_no_candidate, why_unsafe
 
 # The end of a refusal that can be overruled.
@@ -74,6 +74,8 @@ class Promotion(Change):
     header: PromoteHeader
     role: BrokerRole
     end: int = -1
+    order: BeginEpoch | None = None
+    """By whose lease, if it is by one: then nobody else is asked."""
 
     def begin(self, state: RoleState) -> Step:
         return state.but(change=self), (Copy(from_living=self._is_planned),)
@@ -108,6 +110,10 @@ class LinkDown(Change):
         if header.confirm_addr:
             change = Agreed(promotion)
             return state.but(change=change), (Confirm(header.confirm_addr, header.token),)
+        if (order := promotion.order) is not None:
+            if why := order.why_late(view.boottime_s):
+                return give_up(state, promotion, why)
+            return _write(state, promotion, view, view.kept, order.epoch)
         kept = view.kept
         epoch = next_number(_highest(kept), max(header.min_epoch - 1, state.heard), promoted=True)
         addrs = others_of(kept, state.who.broker_addr)
@@ -184,6 +190,10 @@ def _write(state: RoleState, promotion: Promotion, view: View, kept: LineageStat
         )
     except ValueError as error:
         return give_up(state, promotion, f"the new epoch cannot be written: {error}")
+    if promotion.order is not None and (number := changes["lineage"].last.number) != promotion.order.epoch:
+        return give_up(
+            state, promotion, f"the epoch would be {number}, and the lease is for {promotion.order.epoch}"
+        )
     written = {**changes, "command": command, "boot_id": view.boot_id}
     change = Written(promotion, f"promoted to {promotion.role.value}: {header.why or 'no reason given'}")
     return state.but(change=change), (Write(written),)
@@ -333,15 +343,20 @@ def ask_after_pledge(state: RoleState, view: View) -> Step:
 
 @dataclass(frozen=True, slots=True)
 class EmptyingStore(Change):
-    """Link down, log and queues emptied, epochs dropped; then the broker turns, and takes everything anew."""
+    """Link down, log and queues emptied, epochs dropped; then the broker turns, and takes everything anew.
+
+    Before a byte goes it is written down that the log is not whole.
+    """
 
     keep: bool
     steps_done: int = 0
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
         if self.steps_done == 0:
-            return self._next(state, Empty(self.keep))
+            return self._next(state, Write(without_its_log(view.kept)))
         if isinstance(result, Done) and self.steps_done == 1:
+            return self._next(state, Empty(self.keep))
+        if isinstance(result, Done) and self.steps_done == 2:
             return self._next(state, Write({"lineage": Lineage()}))
         why = "everything is copied again"
         said: tuple[Action, ...] = ()

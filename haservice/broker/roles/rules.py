@@ -17,6 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.remoting.headers.lineage import LineageBody, ListBody, MembersBody
 from haservice.replication.lineage.epochs import (
@@ -289,7 +291,7 @@ def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
     """The replicas as a new epoch begins: what earlier epochs wrote is safe here, and nobody has anything of
     this one yet.
     """
-    return {name: replace(one, in_sync=False) for name, one in state.replicas.items()}
+    return {name: msgspec.structs.replace(one, in_sync=False) for name, one in state.replicas.items()}
 
 
 def start_of_master(

@@ -19,6 +19,7 @@ from typing import Any
 from commitlog.log.log import wall_clock_ms
 from commitlog.store import Store
 from haservice.bounds import OFFSET_MAX
+from haservice.broker.lease.start import waiting, with_free_id
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.roles.describe import Describe
@@ -44,7 +45,7 @@ from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import LineageFile, RoleCommand
+from haservice.replication.lineage.file import LineageFile, RoleCommand, lacks_its_log, without_its_log
 from haservice.replication.master.progress import slaves_needed
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
@@ -67,20 +68,33 @@ class OpenedRole:
 class RoleStartup:
     """`config` is the node's in the role in force, `role` why; `state` is as far as it is known by now."""
 
-    def __init__(self, file_config: NodeConfig, client: BlockingClient, heard: int) -> None:
+    def __init__(
+        self, file_config: NodeConfig, client: BlockingClient, heard: int, *, leads: bool = True
+    ) -> None:
+        """`leads`: whether it may start as a master.  With a coordinator only a successor of a node that was
+        promoted may: who is the master is not known before the coordinator was read.
+        """
         self._file_config = file_config
+        self._leads = leads
         self._known: RoleCommand | None = None  # as it was in the file when we looked
         counts: RoleCommand | None = None
+        joined = -1
         # Read before we have the store's lock, because the role says how to open the store.  The store will
         # give the better error for a bad place.
         with contextlib.suppress(OSError):
             if (file_config.log.root / "lineage").is_dir():
                 state = LineageFile(file_config.log.root).state
+                joined = state.joined
                 self._known, counts = (
                     state.command,
                     command_that_counts(file_config.broker.role, state, wall_clock_ms()),
                 )
         self.role = role_in_force(file_config, counts)
+        self.may_be_first = not self.role.role.is_slave and joined < 0
+        """Whether it would be the master without a coordinator, and has never had one."""
+        self._is_command_kept = leads or joined >= 0
+        if not leads:
+            self.role = waiting(self.role, wall_clock_ms())
         self.config = in_role(file_config, self.role)
         self._client = client
         name, addr = file_config.broker.broker_name, file_config.broker_addr
@@ -113,10 +127,17 @@ class RoleStartup:
         )
         if self.role.said:
             logger.warning("role %s", self.role.said)
-        if self.role.command != self._known:
-            lineage.update(command=self.role.command)
         handing = lineage.state.handing_over
-        heard = peers.ask([handing.broker_addr] if handing is not None else [])
+        coordinated = config.coordinator.is_set
+        if coordinated and self._leads:
+            heard = Heard()  # the coordinator has said it, and the time until writes are taken counts
+        else:
+            heard = peers.ask([handing.broker_addr] if handing is not None else [])
+        if coordinated and self.role.role.is_slave:
+            self.role = with_free_id(self.role, config.broker_addr, heard)
+            config = self.config = in_role(self._file_config, self.role)
+        if self.role.command != self._known and self._is_command_kept:
+            lineage.update(command=self.role.command)
         if _is_copy(config, lineage, heard):
             lineage.update(replica_id=uuid.uuid4().hex, replicas={}, command=None, handing_over=None)
             if self.role.command is not None:
@@ -142,11 +163,16 @@ class RoleStartup:
             booted_anew=lineage.booted_anew,
             flushes_at_once=flushes_at_once(self.config),
         )
+        span = LogSpan(log.start, log.end)
+        changes: dict[str, Any] = {"whole_from": OFFSET_MAX} if lost else {}
+        if lacks_its_log(state, span):
+            changes = without_its_log(state)
+            logger.warning(
+                "the log lacks what this broker had; it counts for no failover before it has caught up end=%d",
+                log.end,
+            )
         lineage.update(
-            lineage=state.lineage.or_unknown(LogSpan(log.start, log.end)),
-            boot_id=lineage.boot,
-            handing_over=None,
-            whole_from=OFFSET_MAX if lost else state.whole_from,
+            lineage=state.lineage.or_unknown(span), boot_id=lineage.boot, handing_over=None, **changes
         )
 
     def _open_master(self, store: Store, lineage: LineageFile, peers: Peers, heard: Heard) -> None:
@@ -176,7 +202,10 @@ class RoleStartup:
 
 
 class FollowedMaster:
-    """Whom a slave follows: its log, and what its master keeps beside it.  `slave` is None on a master."""
+    """Whom a slave follows: its log, and what its master keeps beside it.
+
+    `slave` is None on a master, and in a DLedger group, whose members follow each other by themselves.
+    """
 
     def __init__(
         self, config: ReplicationConfig, slave: SlaveHAService | None, slave_sync: SlaveSync
@@ -200,8 +229,7 @@ class FollowedMaster:
         master of a newer epoch tells its slaves to follow it, and a replaced master ends the link; a stranger
         does neither.
         """
-        assert self._slave is not None, "a master follows nobody"
-        here = self._slave.greeted_by
+        here = self._slave.greeted_by if self._slave is not None else ""
         if here and master.broker_addr not in (None, here):
             if self._throttle.ready(master.broker_addr):
                 logger.warning(
@@ -209,7 +237,7 @@ class FollowedMaster:
                     *(master.broker_addr, here),
                 )
             master = MasterAddresses(here, None)
-        if master.ha_addr is not None and self._config.master_address is None:
+        if self._slave is not None and master.ha_addr is not None and self._config.master_address is None:
             self._slave.set_master_address(master.ha_addr)
         self._slave_sync.set_master_addr(master.broker_addr)
 

@@ -63,6 +63,8 @@ class View:
     """Why the log refuses writes, whatever our role; a full disk does not count."""
     asked: bool = False
     """Whether a request waits for its turn."""
+    boottime_s: float = 0.0
+    """By the clock of leases, which runs while the host is suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +213,35 @@ class SlaveAhead:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """The holder of the lease begins its epoch; not from `until_s` on, by View.boottime_s."""
+
+    epoch: int
+    until_s: float
+    why: str
+
+    def why_late(self, now_s: float) -> str:
+        """Why it may not begin any more; "" if it may."""
+        return "" if now_s < self.until_s else "the lease is over, and another one's epoch may have begun"
+
+
+@dataclass(frozen=True, slots=True)
+class SealLog:
+    """Nothing is acknowledged any more to a master of `epoch` or an older one."""
+
+    epoch: int
+
+
+Order = BeginEpoch | SealLog
+"""What only this broker itself asks for, by its coordinator's word."""
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A request; its answer goes to `ticket`."""
 
     ticket: int
-    header: ExtHeader
+    header: ExtHeader | Order
 
 
 Event = Begin | Tick | Hint | SlaveAhead | Asked | Result

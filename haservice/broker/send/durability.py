@@ -5,11 +5,14 @@
     SYNC_FLUSH                   log-flush passed the record's end           FLUSH_DISK_TIMEOUT
     SYNC_MASTER                  N slaves acknowledged the record's end      FLUSH_SLAVE_TIMEOUT
     SYNC_MASTER, fewer fit       cannot be had: said at once                 SLAVE_NOT_AVAILABLE
+    with a coordinator           the lease is ours when the OK goes out      FLUSH_SLAVE_TIMEOUT
+    DLedger                      a majority has the record's entry           NOT_AGREED
 
 N is inSyncReplicas less the master itself, and at least 1.
 
 The broker seeks both proofs at the same time; a bad replica status overrides a bad flush status (RocketMQ
-4.9's `CommitLog.asyncPutMessage`).  In every case the message is stored here.
+4.9's `CommitLog.asyncPutMessage`).  In every case the message is stored here; with NOT_AGREED another leader may
+have none of it, so the sender is told of an error, and sends again.
 
 Everything here runs on the remoting loop except `flushed` and `replicated`: the threads that saw the proof
 call them, with whole batches.  One wake-up of the loop serves all that arrived before it ran.  The loop
@@ -31,6 +34,10 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 
+# As stock: a code that its clients send again after.
+_NOT_AGREED = "no majority of the DLedger group has confirmed the message in time; it may be stored, or not"
+
+
 class PutStatus(enum.IntEnum):
     """What is known of a stored message; the value is the response code that says so."""
 
@@ -38,6 +45,16 @@ class PutStatus(enum.IntEnum):
     FLUSH_DISK_TIMEOUT = 10
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
+    NOT_AGREED = 1
+
+    @property
+    def remark(self) -> str | None:
+        """What an answer with this code says besides."""
+        return _NOT_AGREED if self is PutStatus.NOT_AGREED else None
+
+
+# Looked up for each turn's sends otherwise, which takes ten times as long.
+_PUT_OK = PutStatus.PUT_OK
 
 
 class Wait:
@@ -49,15 +66,19 @@ class Wait:
 
     __slots__ = ("deadline_s", "flush_wanted", "replica_wanted", "status")
 
-    def __init__(self) -> None:
-        self.status = PutStatus.PUT_OK
-        self.flush_wanted = False
-        self.replica_wanted = False
-        self.deadline_s = 0.0
+    # put_status() sets all of them.
+    deadline_s: float
+    flush_wanted: bool
+    replica_wanted: bool
+    status: PutStatus
 
     def settled(self, status: PutStatus) -> None:
         """Called once, on the loop.  Must release what it holds: heaps keep a wait until its deadline."""
         raise NotImplementedError
+
+
+# Takes a proof, or the lack of it, for these waits.
+_Prove = Callable[[Sequence[Wait], bool], None]
 
 
 class _Known(Wait):
@@ -66,7 +87,6 @@ class _Known(Wait):
     __slots__ = ("future",)
 
     def __init__(self, future: asyncio.Future[PutStatus]) -> None:
-        super().__init__()
         self.future = future
 
     def settled(self, status: PutStatus) -> None:
@@ -94,6 +114,13 @@ class ReplicaProof(Protocol):
         ...
 
 
+class OpenGate(Protocol):
+    """Whether an OK may be answered at this moment; see haservice.coordination.gate."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
 class Durability:
     """Seeks the proofs that the broker's mode asks for."""
 
@@ -106,12 +133,17 @@ class Durability:
         replica_timeout_s: float,
         call_soon: Callable[[Callable[[], None]], None],
         on_loop: Callable[[], bool] = lambda: False,
+        gate: OpenGate | None = None,
+        lacking: PutStatus = PutStatus.FLUSH_SLAVE_TIMEOUT,
     ) -> None:
-        """`flush` is None with ASYNC_FLUSH, `replica` unless SYNC_MASTER.
+        """`flush` is None with ASYNC_FLUSH, `replica` unless SYNC_MASTER.  `lacking` says that `replica` did not prove.
 
         Any thread may call `call_soon`, which runs its argument on the loop.  `on_loop` tells whether the
-        caller is on the loop's thread.
+        caller is on the loop's thread.  `gate` is looked at right before an OK goes out; without a coordinator
+        there is none.
         """
+        self._gate = gate
+        self._lacking = lacking
         self._flush = flush
         self._replica = replica
         self._flush_timeout_s = flush_timeout_s
@@ -123,9 +155,9 @@ class Durability:
         # Insertion order is the order of the log, so the oldest wait is the first key.
         self._waits: dict[Wait, None] = {}
         self._overdue: list[Wait] = []
-        # Proofs of other threads that the loop has not settled yet: (is a replica proof, waits, ok).
+        # Proofs of other threads that the loop has not settled yet: (which proof, waits, ok).
         # deque.append and popleft are atomic; other threads touch nothing else of this object.
-        self._arrived: deque[tuple[bool, Sequence[Wait], bool]] = deque()
+        self._arrived: deque[tuple[_Prove, Sequence[Wait], bool]] = deque()
         self._awakened = False
 
     def configure(self, *, flush_timeout_s: float, replica_timeout_s: float) -> None:
@@ -136,36 +168,41 @@ class Durability:
     @property
     def waits(self) -> bool:
         """Whether any message has to wait for more than its append."""
-        return self._flush is not None or self._replica is not None
+        return self._flush is not None or self._replica is not None or self._gate is not None
 
     def put_status(self, end: int, wait: Wait) -> PutStatus | None:
         """The status of what ends at `end`; None if `wait` will be settled with it later."""
-        if self._flush is None and self._replica is None:
-            return PutStatus.PUT_OK
+        flush, replica = self._flush, self._replica
+        if flush is None and replica is None:
+            return self.released(_PUT_OK)
+        now = time.monotonic()
+        wait.status, wait.flush_wanted, wait.replica_wanted = _PUT_OK, False, False
+        wait.deadline_s = now
         self._asking = True
         try:
-            self._ask(wait, end)
+            if replica is not None:
+                wait.deadline_s = deadline_s = now + self._replica_timeout_s
+                if not replica.is_slave_ok(end):
+                    wait.status = PutStatus.SLAVE_NOT_AVAILABLE
+                elif not replica.submit(end, deadline_s, wait):
+                    wait.replica_wanted = True
+            if flush is not None:
+                deadline_s = now + self._flush_timeout_s
+                wait.deadline_s = max(wait.deadline_s, deadline_s)
+                if not flush.submit(end, deadline_s, wait):
+                    wait.flush_wanted = True
         finally:
             self._asking = False
         if not wait.flush_wanted and not wait.replica_wanted:
-            return wait.status
+            return self.released(wait.status)
         self._waits[wait] = None
         return None
 
-    def _ask(self, wait: Wait, end: int) -> None:
-        """Notes which proofs the wait lacks, and requests them."""
-        now = time.monotonic()
-        if self._replica is not None:
-            wait.deadline_s = now + self._replica_timeout_s
-            if not self._replica.is_slave_ok(end):
-                wait.status = PutStatus.SLAVE_NOT_AVAILABLE
-            elif not self._replica.submit(end, wait.deadline_s, wait):
-                wait.replica_wanted = True
-        if self._flush is not None:
-            flush_deadline_s = now + self._flush_timeout_s
-            wait.deadline_s = max(wait.deadline_s, flush_deadline_s)
-            if not self._flush.submit(end, flush_deadline_s, wait):
-                wait.flush_wanted = True
+    def released(self, status: PutStatus) -> PutStatus:
+        """The status that may be answered now: no OK while the gate is shut.  The last look before an answer."""
+        if self._gate is None or status is not _PUT_OK or self._gate.is_open:
+            return status
+        return PutStatus.FLUSH_SLAVE_TIMEOUT
 
     async def proof(self, end: int) -> PutStatus:
         """Waits for the status of what ends at `end`, no longer than a send would."""
@@ -183,11 +220,14 @@ class Durability:
 
     def flushed(self, waits: Sequence[Wait], ok: bool) -> None:
         """Called by log-flush: these waits' ends are on the disk, or will not be in time."""
-        self._arrives(False, waits, ok)
+        self._arrives(self._flushed, waits, ok)
 
     def replicated(self, waits: Sequence[Wait], ok: bool) -> None:
         """Called by the HA threads: these waits' ends are acknowledged, or were not in time."""
-        self._arrives(True, waits, ok)
+        if self._asking or self._arrived or not self._on_loop():
+            self._arrives(self._replicated, waits, ok)
+        else:  # nearly always
+            self._replicated(waits, ok)
 
     def sweep(self) -> None:
         """Settles waits whose service forgot them; the loop calls it every second.
@@ -207,13 +247,13 @@ class Durability:
         self._drain()
         self._abandon(list(self._waits))
 
-    def _arrives(self, replica: bool, waits: Sequence[Wait], ok: bool) -> None:
+    def _arrives(self, prove: _Prove, waits: Sequence[Wait], ok: bool) -> None:
         if not self._asking and self._on_loop():
             if self._arrived:
                 self._drain()
-            self._prove(replica, waits, ok)
+            prove(waits, ok)
             return
-        self._arrived.append((replica, waits, ok))
+        self._arrived.append((prove, waits, ok))
         if not self._awakened:
             self._awakened = True
             self._call_soon(self._drain)
@@ -223,25 +263,29 @@ class Durability:
         self._awakened = False
         arrived = self._arrived
         while arrived:
-            self._prove(*arrived.popleft())
+            prove, waits, ok = arrived.popleft()
+            prove(waits, ok)
 
-    def _prove(self, replica: bool, waits: Sequence[Wait], ok: bool) -> None:
+    def _replicated(self, waits: Sequence[Wait], ok: bool) -> None:
         for wait in waits:
-            if replica:
-                wait.replica_wanted = False
-                if not ok:
-                    wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
-            else:
-                wait.flush_wanted = False
-                if not ok and wait.status is PutStatus.PUT_OK:
-                    wait.status = PutStatus.FLUSH_DISK_TIMEOUT
-            if not wait.flush_wanted and not wait.replica_wanted:
+            wait.replica_wanted = False
+            if not ok:
+                wait.status = self._lacking
+            if not wait.flush_wanted:
+                self._settle(wait)
+
+    def _flushed(self, waits: Sequence[Wait], ok: bool) -> None:
+        for wait in waits:
+            wait.flush_wanted = False
+            if not ok and wait.status is PutStatus.PUT_OK:
+                wait.status = PutStatus.FLUSH_DISK_TIMEOUT
+            if not wait.replica_wanted:
                 self._settle(wait)
 
     def _abandon(self, waits: list[Wait]) -> None:
         for wait in waits:
             if wait.replica_wanted:
-                wait.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+                wait.status = self._lacking
             elif wait.status is PutStatus.PUT_OK:
                 wait.status = PutStatus.FLUSH_DISK_TIMEOUT
             self._settle(wait)
@@ -249,4 +293,4 @@ class Durability:
     def _settle(self, wait: Wait) -> None:
         if wait in self._waits:  # else it was abandoned before its proof came
             del self._waits[wait]
-            wait.settled(wait.status)
+            wait.settled(self.released(wait.status))

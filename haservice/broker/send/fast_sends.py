@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.log.log import EncodedRun
@@ -47,17 +47,18 @@ class AppendAnswers(Protocol):
     prompt: int
     """How many do not wait, and get an answer."""
 
-    def render(self, code: int, now: bool, later: bool) -> list[tuple[Connection, bytes]]:
-        """By connection: with `now` the answers that do not wait, with `later` those that do, with `code`."""
+    def render(self, now: int, later: int) -> list[tuple[Connection, bytes]]:
+        """By connection: the answers that do not wait with the code `now`, those that do with `later`; with
+        NOT_YET they are left out.
+        """
         ...
 
 
-class AppendOutcome(NamedTuple):
-    """Of one append: the answers to what was stored; `lost`, the requests that were not; and why."""
+# Instead of a code.
+NOT_YET = -1
 
-    answers: AppendAnswers
-    lost: list[tuple[Connection, RemotingCommand]]
-    error: Exception | None
+# Of one append: the answers to what was stored, the requests that were not, and why.
+AppendOutcome = tuple[AppendAnswers, list[tuple[Connection, RemotingCommand]], Exception | None]
 
 
 class FastSends:
@@ -107,27 +108,20 @@ class FastSends:
             position = run.take(connection, data, position, host)
         return position
 
-    def append(self) -> AppendOutcome:
-        """Stores and counts what is gathered, and empties the run."""
-        began_s = time.monotonic()
-        error: Exception | None
-        try:
-            error = self._log.append_run(self.run)
-        except Exception as fault:
-            logger.exception("sends failed count=%d", self.run.count)
-            error = fault
-        return self._finish(error, began_s)
-
-    def refuse(self, error: Exception) -> AppendOutcome:
-        """Stores nothing of what is gathered, and empties the run."""
-        return self._finish(error, None)
-
-    def _finish(self, error: Exception | None, began_s: float | None) -> AppendOutcome:
-        count, size = self.run.stored
-        answers, lost = self.run.finish()
-        if began_s is not None:
+    def append(self, error: Exception | None = None) -> AppendOutcome:
+        """Stores and counts what is gathered, or nothing of it for an `error`, and empties the run."""
+        run = self.run
+        if error is None:
+            began_s = time.monotonic()
+            try:
+                error = self._log.append_run(run)
+            except Exception as fault:
+                logger.exception("sends failed count=%d", run.count)
+                error = fault
+            count, size = run.stored
             self._stats.put(count, size, time.monotonic() - began_s)
-        return AppendOutcome(answers, [_request(*each) for each in lost], error)
+        answers, lost = run.finish()
+        return answers, [_request(*each) for each in lost] if lost else lost, error
 
     def _learn_limits(self) -> None:
         log = self._log

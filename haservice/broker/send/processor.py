@@ -29,8 +29,8 @@ from commitlog.log.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.delay.redirect import Redirected
 from haservice.broker.send.admission import Admission
 from haservice.broker.send.durability import Durability, PutStatus, Wait
+from haservice.broker.send.fast_sends import NOT_YET, FastSends
 from haservice.broker.send.fast_sends import AppendAnswers as RunAnswers
-from haservice.broker.send.fast_sends import AppendOutcome, FastSends
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import HALF_TOPIC
 from haservice.errors import RequestError
@@ -48,6 +48,9 @@ OVERLOAD_REMARK = "[OVERLOAD]system busy, start flow control for a while"
 CROWD_S = 0.0002
 # After so many turns with one connection alone, its sends are no longer gathered.
 CROWD_TURNS = 16
+
+# Looked up for each turn otherwise, which takes ten times as long.
+_PUT_OK = PutStatus.PUT_OK
 
 # (place among the answers, request, message, whether its answer waits for proofs)
 Send = tuple[int, RemotingCommand, NewMessage, bool]
@@ -99,10 +102,12 @@ class SendProcessor:
         fast: FastSends | None = None,
         on_half: Callable[[int, RemotingCommand], None] = lambda queue_offset, request: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        why_shut: Callable[[], str] = lambda: "",
     ) -> None:
         """`fast` is the short way, for the same log, if there is one.
 
         `on_half` is called with each half message that was stored, and with the request that brought it.
+        `why_shut` says why a master takes no message at this moment; "" if it does.
         """
         self._send_limits = send_limits
         self._admission = admission
@@ -112,6 +117,7 @@ class SendProcessor:
         self._fast = fast
         self._on_half = on_half
         self._clock_ms = clock_ms
+        self._why_shut = why_shut
         self._id_prefix = store_host.hex().upper()
         self._trace = trace_of(send_limits)
         self.refuse_all: str | None = None
@@ -170,7 +176,7 @@ class SendProcessor:
             if self._crowded(connection):
                 self._gather(connection)
             else:  # nothing was gathered: these passed the limits just now
-                self._answer_run(fast.append())
+                self._answer_run(*fast.append())
                 if self.pending == 1:
                     self._durability.await_ack()
         return taken
@@ -178,8 +184,11 @@ class SendProcessor:
     def _begin_run(self, fast: FastSends) -> bool:
         """Whether the short way is open for this turn.  What it gathers meets the limits again before it is
         stored."""
-        most = self._send_limits.max_pending_sends - self.pending
-        if most <= 0 or self._busy(1) is not None or self._unwritable() is not None:
+        limits = self._send_limits
+        most = limits.max_pending_sends - self.pending
+        if most <= 0 or self._unwritable() is not None:
+            return False
+        if (self._log.lock_held_since or limits.start_accept_timestamp_ms) and self._busy(1) is not None:
             return False
         fast.begin(most)
         return True
@@ -258,6 +267,10 @@ class SendProcessor:
         self._append_singles(singles, stored)
         if stored.waiting:
             self._seek_proofs(stored, sends)
+        if status := self._durability.released(_PUT_OK):
+            for answer in answers:
+                if answer is not None and answer.code == PutStatus.PUT_OK:
+                    answer.code = status
         return answers
 
     def _append_run(self) -> None:
@@ -271,8 +284,7 @@ class SendProcessor:
             refused = RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {unwritable}"
             )
-        outcome = fast.append() if refused is None else fast.refuse(refused)
-        self._answer_run(outcome)
+        self._answer_run(*fast.append(refused))
 
     def _lost(self, error: Exception | None) -> RequestError:
         if isinstance(error, RequestError):
@@ -281,10 +293,11 @@ class SendProcessor:
             return self._put_failed(error)
         return RequestError(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
-    def _answer_run(self, outcome: AppendOutcome) -> None:
+    def _answer_run(
+        self, answers: RunAnswers, lost: list[tuple[Connection, RemotingCommand]], error: Exception | None
+    ) -> None:
         """Answers at once the sends that wait for no proof, and the others when they have theirs."""
-        answers = outcome.answers
-        status: PutStatus | None = PutStatus.PUT_OK
+        status: PutStatus | None = _PUT_OK
         if answers.waiting:
             status = self._durability.put_status(answers.waiting_end, _RunWait(self, answers))
         if status is None:
@@ -292,11 +305,12 @@ class SendProcessor:
         elif status:
             self._stats.lack_proof(status, answers.waiting)
         if answers.prompt or status is not None:
-            later = status is not None
-            for connection, encoded in answers.render(status or PutStatus.PUT_OK, True, later):
+            # Who wants no proof gets an OK, unless it must not go out.
+            now = self._durability.released(_PUT_OK)
+            for connection, encoded in answers.render(now, NOT_YET if status is None else status):
                 connection.send_encoded(encoded)
-        for connection, request in outcome.lost:
-            answer = self._refuse(request, self._lost(outcome.error))
+        for connection, request in lost:
+            answer = self._refuse(request, self._lost(error))
             if not request.is_oneway:
                 connection.send(answer)
 
@@ -316,7 +330,7 @@ class SendProcessor:
     def _unwritable(self) -> str | None:
         if self._send_limits.is_slave:
             return "this broker is a slave; send to its master"
-        return self.refuse_all or self._log.writable
+        return self.refuse_all or self._why_shut() or self._log.writable
 
     # From messages to the log
 
@@ -415,7 +429,6 @@ class _RunWait(Wait):
     __slots__ = ("answers", "sends")
 
     def __init__(self, sends: SendProcessor, answers: RunAnswers) -> None:
-        super().__init__()
         self.sends = sends
         self.answers: RunAnswers | None = answers
 
@@ -423,7 +436,7 @@ class _RunWait(Wait):
         answers, self.answers = self.answers, None
         assert answers is not None
         self.sends.settled(status, answers.waiting)
-        for connection, encoded in answers.render(status, False, True):
+        for connection, encoded in answers.render(NOT_YET, status):
             connection.send_encoded(encoded)
 
 
@@ -433,7 +446,6 @@ class _AnswersWait(Wait):
     __slots__ = ("answers", "sends")
 
     def __init__(self, sends: SendProcessor, answers: list[tuple[Connection, RemotingCommand]]) -> None:
-        super().__init__()
         self.sends = sends
         self.answers = answers
 
@@ -441,7 +453,7 @@ class _AnswersWait(Wait):
         answers, self.answers = self.answers, []
         self.sends.settled(status, len(answers))
         for connection, answer in answers:
-            answer.code = status
+            answer.code, answer.remark = status, status.remark
             connection.send(answer)
 
 

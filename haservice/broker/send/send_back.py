@@ -142,6 +142,8 @@ class SendBackProcessor:
         size = appended.end - appended.physical_offset
         self._on_sent_back(consumed_topic(message), header.group, on_its_way, size)
         status = await self._durability.proof(appended.end)
+        if status is PutStatus.NOT_AGREED:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"UNKNOWN_ERROR: {status.remark}")
         if status is not PutStatus.PUT_OK:
             logger.debug("message sent back without its proof status=%s end=%d", status.name, appended.end)
         return command.answer()

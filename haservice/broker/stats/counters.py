@@ -92,9 +92,10 @@ class Stats:
         self.puts += messages
         self.put_bytes += size_bytes
         self._put_time_max_s = max(self._put_time_max_s, seconds)
-        ms = int(seconds * 1000)
-        self._put_classes[bisect_left(PUT_BOUNDS_MS, ms) if ms else 0] += messages
-        self._put_latencies[min(int(seconds * 1e6).bit_length(), LATENCY_BUCKETS - 1)] += messages
+        slow = bisect_left(PUT_BOUNDS_MS, int(seconds * 1000)) if seconds >= 0.001 else 0
+        self._put_classes[slow] += messages
+        bucket = int(seconds * 1e6).bit_length()
+        self._put_latencies[bucket if bucket < LATENCY_BUCKETS else LATENCY_BUCKETS - 1] += messages
         self._put_seconds += seconds * messages
 
     def delivered(self, queue_id: int, topics: Mapping[str, tuple[int, int]], seconds: float) -> None:

@@ -9,6 +9,8 @@ from commitlog.store import Store
 from haservice import __version__
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.health import Health
+from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.majority.keeper import MajorityKeeper
 from haservice.broker.metadata.registration import Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
@@ -33,10 +35,11 @@ class Gauges:
     long_polling: LongPolling
     offsets: ConsumerOffsets
     delivery: DelayDelivery
-    roles: RoleKeeper
+    roles: RoleKeeper | MajorityKeeper
     slave_sync: SlaveSync
     registration: Registration
     in_sync_replicas: int
+    lease: LeaseKeeper | None = None
 
     def __call__(self) -> Mapping[str, str]:
         broker = self.live.config.broker
@@ -54,6 +57,7 @@ class Gauges:
             "sendThreadPoolQueueCapacity": str(broker.max_pending_sends),
             "sendThreadPoolQueueHeadWaitTimeMills": "0",
             **self.roles.gauges(),
+            **(self.lease.gauges() if self.lease is not None else {}),
             "metadataNotCopied": self.slave_sync.refused,
             "notRegistered": self.registration.trouble,
             "consumerOffsets": str(len(self.offsets)),

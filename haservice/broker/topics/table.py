@@ -120,7 +120,7 @@ class TopicTable:
         self._table: dict[str, TopicConfig] = {
             topic.topic_name: topic for topic in _start_topics(config, delay_levels)
         }
-        self._data_version = DataVersion(counter=0, timestamp=clock_ms())
+        self.data_version = DataVersion(counter=0, timestamp=clock_ms())
         self._changes = TopicChanges()
         # The order topics that were set last, and the change behind which that was.
         self._ordered: frozenset[str] = frozenset()
@@ -140,10 +140,6 @@ class TopicTable:
         """All present topics."""
         return iter(list(self._table.values()))
 
-    @property
-    def data_version(self) -> DataVersion:
-        return self._data_version
-
     def wrapper(self) -> TopicConfigWrapper:
         """The whole table with its version: the body of 21 and 103, and the file."""
         return self.whole().wrapper
@@ -151,7 +147,7 @@ class TopicTable:
     def whole(self) -> TableAt:
         """The whole table as it is now."""
         with self._lock:
-            return TableAt(self._changes.number, TopicConfigWrapper(self._data_version, dict(self._table)))
+            return TableAt(self._changes.number, TopicConfigWrapper(self.data_version, dict(self._table)))
 
     def changes_after(self, mark: int) -> TableAt | None:
         """What changed behind `mark`, with the present version; None if only the whole table tells it."""
@@ -163,7 +159,7 @@ class TopicTable:
             return TableAt(
                 self._changes.number,
                 TopicConfigWrapper(
-                    self._data_version,
+                    self.data_version,
                     {name: topic for name, topic in found if topic is not None},
                     [name for name, topic in found if topic is None] or None,
                 ),
@@ -295,13 +291,13 @@ class TopicTable:
         Raises ValueError, with nothing changed, if it has more topics than are allowed here.
         """
         with self._lock:
-            if wrapper.data_version == self._data_version:
+            if wrapper.data_version == self.data_version:
                 return False
             count = len(wrapper.topic_config_table)
             if count > self._topics_max:
                 raise ValueError(f"the master has {count} topics, here maxTopics={self._topics_max}")
             self._table = dict(wrapper.topic_config_table)
-            self._data_version = wrapper.data_version
+            self.data_version = wrapper.data_version
             self._changes.note_all()
         logger.info("topics replaced count=%d version=%s", len(self._table), wrapper.data_version)
         self.on_change()
@@ -351,7 +347,7 @@ class TopicTable:
             if template is not None and not self._config.auto_create_topic_enable:
                 table[DEFAULT_TOPIC] = dataclasses.replace(template, perm=template.perm & ~PERM_INHERIT)
             self._table = table
-            self._data_version = steps[-1].data_version
+            self.data_version = steps[-1].data_version
             self._changes.note_all()
         if len(table) > self._topics_max:
             logger.warning(
@@ -411,7 +407,7 @@ class TopicTable:
     def _raise_version(self, *changed: str) -> None:
         assert self._lock.locked()
         self._changes.note(changed)
-        self._data_version = DataVersion(counter=self._data_version.counter + 1, timestamp=self._clock_ms())
+        self.data_version = DataVersion(counter=self.data_version.counter + 1, timestamp=self._clock_ms())
 
 
 def topic_config(topic: str, queues: int, perm: int) -> TopicConfig:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,7 @@ from haservice.client.identity import checked_group
 from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from haservice.client.session import Session
+from haservice.ledger import ConsumedLedger, LedgerError
 from haservice.remoting.bodies.clients import MessageQueue
 
 POLL_S = 5.0
@@ -72,6 +74,7 @@ class AsyncPullConsumer:
         *,
         session: Session | None = None,
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
+        ledger: Path | str | None = None,
     ) -> None:
         """With `session` it shares that session, and leaves it open.  Raises NameserverUnknown."""
         self.group = checked_group(group)
@@ -117,6 +120,8 @@ class AsyncPullConsumer:
         self._polled: list[tuple[QueueReader, InFlight[Received], list[Received]]] = []
         self._arrived = asyncio.Event()
         self._paused: set[MessageQueue] = set()
+        self._ledger_path = ledger
+        self._ledger: ConsumedLedger | None = None
         self._started = False
         self._joined = False
         self._closing: asyncio.Task[None] | None = None
@@ -167,6 +172,7 @@ class AsyncPullConsumer:
         self._check_open()
         if self._started:
             return self
+        self._ledger = ConsumedLedger.maybe(self._ledger_path, self.group)
         self._started = True
         await self.session.start()
         if isinstance(self._store, LocalOffsets):
@@ -199,12 +205,15 @@ class AsyncPullConsumer:
         if self._started:
             self._member.halt()
             if consumed:
-                self._finish_polled()
+                with suppress(LedgerError):  # the ledger's close says it
+                    self._finish_polled()
             await self._member.leave()
             self._answers.unregister()
             await self.session.remove_consumer(self.group)
         if self._owns_session:
             await self.session.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
 
     async def __aenter__(self) -> Self:
         try:
@@ -228,8 +237,8 @@ class AsyncPullConsumer:
     async def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
         """Messages of one or more queues, each queue's in order; empty if none came within `timeout_s`.
 
-        The messages of the previous poll count as consumed from now on.  Raises ClientClosed; after a
-        `subscribe` also what `start` raises.
+        The messages of the previous poll count as consumed from now on.  Raises ClientClosed; LedgerError
+        while the ledger cannot be written; after a `subscribe` also what `start` raises.
         """
         self._check_open()
         self._finish_polled()
@@ -294,6 +303,8 @@ class AsyncPullConsumer:
         polled, self._polled = self._polled, []
         for reader, in_flight, messages in polled:
             reader.consumed(in_flight, messages)
+        if self._ledger is not None:
+            self._ledger.consumed([one.ledger_entry for _, _, messages in polled for one in messages])
 
     def _deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
         assert reader.in_flight is not None
@@ -384,11 +395,12 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         options: ClientOptions | None = None,
         *,
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
+        ledger: Path | str | None = None,
     ) -> None:
         self.group = group
         self._left: deque[Received] = deque()  # polled for an iteration that has not reached them
         self._iterating = False
-        super().__init__(lambda: AsyncPullConsumer(group, options, consuming=consuming))
+        super().__init__(lambda: AsyncPullConsumer(group, options, consuming=consuming, ledger=ledger))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

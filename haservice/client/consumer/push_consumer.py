@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,9 +42,13 @@ from haservice.client.options import ClientOptions
 from haservice.client.session import Session
 from haservice.client.traces import TraceWriter
 from haservice.deadline import Deadline
+from haservice.ledger import ConsumedLedger, LedgerError
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import MessageQueue
 
 logger = logging.getLogger(__name__)
+
+LEDGER_AGAIN_S = 1.0
 
 
 class AsyncPushConsumer:
@@ -62,8 +67,12 @@ class AsyncPushConsumer:
         on_messages: Callable[[Sequence[Received]], Any] | None = None,
         session: Session | None = None,
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
+        ledger: Path | str | None = None,
     ) -> None:
-        """Raises ValueError, or NameserverUnknown."""
+        """`ledger` is a file for every message that was consumed (haservice.ledger).
+
+        Raises ValueError, or NameserverUnknown.
+        """
         if (on_message is None) == (on_messages is None):
             raise ValueError("give one of on_message and on_messages")
         if not callable(on_message or on_messages):
@@ -96,6 +105,10 @@ class AsyncPushConsumer:
             commits=not consuming.broadcasting,
         )
         self._paused = False
+        self._ledger_path = ledger
+        self._ledger: ConsumedLedger | None = None
+        self._ledger_waits: asyncio.Task[None] | None = None  # while the ledger cannot be written
+        self._throttle = LogThrottle()
         self._member = GroupMember(
             session,
             self._calls,
@@ -150,13 +163,14 @@ class AsyncPushConsumer:
     async def start(self) -> Self:
         """Joins the group.  May be called again.  Waits for topics that do not exist yet.
 
-        Raises AnswerError if a broker cannot filter by an SQL92 expression, and OSError if a broadcasting
-        consumer's offsets cannot be read.
+        Raises AnswerError if a broker cannot filter by an SQL92 expression, OSError if a broadcasting
+        consumer's offsets cannot be read, and LedgerError if the ledger cannot be written.
         """
         if self._closing is not None:
             raise ClientClosed(f"consumer {self.group}")
         if self._started:
             return self
+        self._ledger = ConsumedLedger.maybe(self._ledger_path, self.group)
         self._started = True
         await self.session.start()
         if isinstance(self._offsets, LocalOffsets):
@@ -178,7 +192,8 @@ class AsyncPushConsumer:
     async def close(self) -> None:
         """Waits for running calls of the callback, stores the offsets and leaves the group.
 
-        A second call waits for the first one.  Raises CloseInCallback in the consumer's own callback.
+        A second call waits for the first one.  Raises CloseInCallback in the consumer's own callback, and
+        LedgerError if the ledger lacks messages that were consumed.
         """
         self.check_not_in_callback()
         if self._closing is None:
@@ -203,6 +218,10 @@ class AsyncPushConsumer:
                 await self._traces.close()
         if self._owns_session:
             await self.session.close()
+        if self._ledger_waits is not None:
+            self._ledger_waits.cancel()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
 
     async def __aenter__(self) -> Self:
         try:
@@ -237,8 +256,47 @@ class AsyncPushConsumer:
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused
+        self._pause_readers()
+
+    def _pause_readers(self) -> None:
         for reader in self._member.readers.values():
-            reader.paused = paused
+            reader.paused = self._pulls_nothing
+
+    @property
+    def _pulls_nothing(self) -> bool:
+        return self._paused or self._ledger_waits is not None
+
+    # The ledger
+
+    def _write_ledger(self, messages: Sequence[Received]) -> None:
+        """While it cannot be written, nothing more is pulled; the lines of what was pulled wait."""
+        assert self._ledger is not None
+        try:
+            self._ledger.consumed([message.ledger_entry for message in messages])
+        except LedgerError as error:
+            self._log_ledger(error)
+            if self._ledger_waits is None:
+                self._ledger_waits = asyncio.create_task(self._try_ledger(self._ledger))
+                self._pause_readers()
+
+    async def _try_ledger(self, ledger: ConsumedLedger) -> None:
+        while True:
+            await asyncio.sleep(LEDGER_AGAIN_S)
+            try:
+                ledger.flush()
+            except LedgerError as error:
+                self._log_ledger(error)
+            else:
+                break
+        self._throttle.ended("ledger")
+        self._ledger_waits = None
+        self._pause_readers()
+
+    def _log_ledger(self, error: LedgerError) -> None:
+        if self._throttle.ready("ledger"):
+            logger.error(
+                "consumer pulls nothing until its ledger can be written group=%s: %s", self.group, error
+            )
 
     # The parts
 
@@ -273,6 +331,8 @@ class AsyncPushConsumer:
 
     def _note(self, topic: str, outcome: ConsumeOutcome[Received]) -> None:
         self._stats.consumed(topic, outcome.seconds, outcome.consumed, len(outcome.failed))
+        if self._ledger is not None and outcome.consumed:
+            self._write_ledger(outcome.messages[: outcome.consumed])
         if self._traces is not None:
             entries = encode(self.group, self.session.new_key(), wall_clock_ms(), outcome)
             if entries:
@@ -284,7 +344,7 @@ class AsyncPushConsumer:
 
     def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:
         reader = QueueReader(queue, subscription, self._reading)
-        reader.paused = self._paused
+        reader.paused = self._pulls_nothing
         return reader
 
     async def _begin_at(self, queue: MessageQueue) -> int:
@@ -292,6 +352,8 @@ class AsyncPushConsumer:
 
     async def _directly(self, message: Received) -> ConsumeOutcome[Received]:
         (outcome,) = await self._handler.call([[message]])
+        if self._ledger is not None and outcome.consumed:
+            self._write_ledger([message])
         return outcome
 
 
@@ -310,12 +372,13 @@ class PushConsumer(BlockingFace[AsyncPushConsumer]):
         *,
         on_messages: Callable[[Sequence[Received]], Any] | None = None,
         consuming: ConsumerOptions = DEFAULT_OPTIONS,
+        ledger: Path | str | None = None,
     ) -> None:
         self.group = group
         self.close_s = consuming.close_timeout_s + CLOSE_S
         super().__init__(
             lambda: AsyncPushConsumer(
-                group, on_message, options, on_messages=on_messages, consuming=consuming
+                group, on_message, options, on_messages=on_messages, consuming=consuming, ledger=ledger
             )
         )
 

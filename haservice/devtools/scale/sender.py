@@ -40,10 +40,13 @@ class Sends(NamedTuple):
 
 
 class SteadySender:
-    """Sends to the broker at `addr` from entering to leaving; ask it with `look`."""
+    """Sends to the broker at `addr` from entering to leaving, `in_flight` at a time; ask it with `look`."""
 
-    def __init__(self, addr: str, *, topic: str = TOPIC, pause_s: float = PAUSE_SECONDS) -> None:
-        self._words = [sys.executable, "-m", "haservice.devtools.scale.sender", addr, topic, str(pause_s)]
+    def __init__(
+        self, addr: str, *, topic: str = TOPIC, pause_s: float = PAUSE_SECONDS, in_flight: int = 1
+    ) -> None:
+        program = [sys.executable, "-m", "haservice.devtools.scale.sender"]
+        self._words = [*program, addr, topic, str(pause_s), str(in_flight)]
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -109,17 +112,19 @@ def send_command(
 
 
 class _Child:
-    def __init__(self, addr: str, topic: str, pause_s: float) -> None:
+    def __init__(self, addr: str, topic: str, pause_s: float, in_flight: int) -> None:
         self._addr = addr
         self._topic = topic
         self._pause_s = pause_s
+        self._in_flight = in_flight
         self._times_ms: list[float] = []
         self._not_ok = 0
-        self._began_s: float | None = None
+        self._began_s: dict[int, float] = {}
+        """When each send that has no answer yet began."""
 
     async def run(self) -> None:
         client = RemotingClient()
-        sending = asyncio.ensure_future(self._send(client))
+        sending = asyncio.gather(*(self._send(client, number) for number in range(self._in_flight)))
         try:
             lines = asyncio.StreamReader()
             await asyncio.get_running_loop().connect_read_pipe(
@@ -130,23 +135,24 @@ class _Child:
                 sys.stdout.flush()
         finally:
             sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
             await client.close()
 
-    async def _send(self, client: RemotingClient) -> None:
+    async def _send(self, client: RemotingClient, number: int) -> None:
         while True:
-            self._began_s = time.perf_counter()
+            began_s = self._began_s[number] = time.perf_counter()
             try:
                 answer = await client.invoke(self._addr, send_command(self._topic, b"beside"), SEND_TIMEOUT_S)
                 self._not_ok += answer.code != 0
             except HAServiceError:
                 self._not_ok += 1
-            self._times_ms.append((time.perf_counter() - self._began_s) * 1000)
-            self._began_s = None
+            self._times_ms.append((time.perf_counter() - began_s) * 1000)
+            del self._began_s[number]
             await asyncio.sleep(self._pause_s)
 
     def _look(self) -> Sends:
         times = sorted(self._times_ms)
-        running = 0.0 if self._began_s is None else (time.perf_counter() - self._began_s) * 1000
+        running = (time.perf_counter() - min(self._began_s.values())) * 1000 if self._began_s else 0.0
         sends = Sends(
             len(times),
             self._not_ok,
@@ -163,4 +169,4 @@ def _quantile(times: Sequence[float], share: float) -> float:
 
 
 if __name__ == "__main__":
-    asyncio.run(_Child(sys.argv[1], sys.argv[2], float(sys.argv[3])).run())
+    asyncio.run(_Child(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])).run())

@@ -37,7 +37,7 @@ _Group = tuple[tuple[Any, ...], Sequence[int]]
 
 def counts_schema(keys: Sequence[str]) -> StructType:
     """The keys, and the sums of each of their values.  Raises ConfigError for an unknown key."""
-    schema = spark_schema(keys)
+    schema = spark_schema(keys, "countBy")
     for field in schema.fields:
         if isinstance(field.dataType, MapType):
             raise ConfigError("countBy", 0, field.name, "a map: nothing can be grouped by it")

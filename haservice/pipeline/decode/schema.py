@@ -79,11 +79,16 @@ SPARK_SCHEMA = StructType([StructField(column.name, column.spark) for column in 
 ARROW_SCHEMA = pa.schema([(column.name, column.arrow) for column in COLUMNS])
 
 
-def spark_schema(names: Sequence[str]) -> StructType:
-    """The schema of some columns, in that order.  Raises ConfigError for an unknown name."""
-    for name in names:
+def spark_schema(names: Sequence[str], key: str = "columns") -> StructType:
+    """The schema of some columns, in that order.
+
+    Raises ConfigError for a name, which `key` gave, that is unknown or given twice.
+    """
+    for number, name in enumerate(names):
         if name not in BY_NAME:
-            raise ConfigError("columns", 0, name, f"no such column; there are {', '.join(NAMES)}")
+            raise ConfigError(key, 0, name, f"no such column; there are {', '.join(NAMES)}")
+        if name in names[:number]:
+            raise ConfigError(key, 0, name, "is given twice")
     return StructType([StructField(name, BY_NAME[name].spark) for name in names])
 
 
@@ -92,7 +97,7 @@ def arrow_schema(asked: StructType) -> pa.Schema:
 
     Raises ConfigError for an unknown column, or one asked for with another type than it has.
     """
-    spark_schema(asked.names)
+    spark_schema(asked.names, "schema")
     for field in asked.fields:
         column = BY_NAME[field.name]
         if field.dataType != column.spark:

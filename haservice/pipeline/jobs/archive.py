@@ -29,7 +29,8 @@ from haservice.pipeline.derived.entries import FORMAT
 from haservice.pipeline.hadoop_files import FileThere, HadoopDirectory
 from haservice.pipeline.jobs.archive_journal import JOURNAL, LOCK, Journal
 from haservice.pipeline.jobs.job import Job, pass_job
-from haservice.pipeline.jobs.report import size_words
+from haservice.pipeline.jobs.job_options import MIB_MAX, not_empty, report_option
+from haservice.pipeline.jobs.report import size_words, write_figures
 from haservice.pipeline.progress import progress
 from haservice.pipeline.sources.store_view import StoreView
 
@@ -43,6 +44,9 @@ DAY_MS = 86_400_000
 SLICE_BYTES = 1 << 30
 FILE_BYTES = 128 << 20
 MERGED_FILES_MIN = 8
+# What a new disk has.
+NO_CONTENT = ("lost+found",)
+NAMED_MAX = 3
 
 
 class ArchiveRefused(HAServiceError):
@@ -88,9 +92,12 @@ def archive(
     """Brings the archive up to the store's confirmed end.  Raises HAServiceError or CommitLogError."""
     with place.taken(LOCK):
         journal = Journal(place)
+        _check_place(store, place, journal)
         name = broker_name or store.name
         segments = store.segments()
         start, end = segments[0].start, store.confirmed_end()
+        if end == start:
+            _check_empty(store)
         if name not in journal.through:
             _check_new(spark, store, place, name, journal.through)
         begin = _begin(store, journal.through.get(name), start, end, place, fail_on_data_loss)
@@ -110,6 +117,29 @@ def archive(
             for batch in merges(place.files(""), file_bytes, merged_files_min):
                 merged += _merge(spark, journal, batch)
         return Archived(begin, end, rows, corrupt, crc_wrong, commits, merged)
+
+
+def _check_place(store: StoreView, place: HadoopDirectory, journal: Journal) -> None:
+    """Raises ArchiveRefused for a place that is none for an archive: a new one begins in an empty directory."""
+    if journal.last is not None:
+        return
+    others = [one for one in place.names("") if one[0] not in "._" and one not in NO_CONTENT]
+    if others:
+        raise ArchiveRefused(
+            f"{place.root}: is no archive, and not empty ({', '.join(others[:NAMED_MAX])}): choose an empty"
+            " directory, or one that does not exist yet"
+        )
+
+
+def _check_empty(store: StoreView) -> None:
+    """Raises ArchiveRefused if the log has no record, and yet has bytes: it is garbage, and not empty."""
+    _, torn = store.readable()
+    if torn is not None:
+        segment = next(one for one in store.find_segments() if one.start <= torn.begin < one.end)
+        raise ArchiveRefused(
+            f"{segment.path}: holds data and no record ({torn}): it is no segment of a log, or is damaged. Copy it"
+            " again, or archive the log from another replica"
+        )
 
 
 def _begin(
@@ -336,21 +366,22 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
 
 @click.command("archive")
 @click.argument("store", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("dest")
+@click.argument("dest", callback=not_empty)
 @click.option(
     "--broker-name",
+    callback=not_empty,
     help="Whose log it is, the same for a master and its slaves; else the directory's name.",
 )
 @click.option(
     "--slice-mb",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MIB_MAX),
     default=SLICE_BYTES >> 20,
     show_default=True,
     help="MiB of log for a commit, rounded up to whole segments.",
 )
 @click.option(
     "--file-mb",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MIB_MAX),
     default=FILE_BYTES >> 20,
     show_default=True,
     help="MiB that a file should have; files of less than half are merged.",
@@ -365,6 +396,7 @@ def _merge(spark: SparkSession, journal: Journal, batch: Sequence[FileThere]) ->
 @click.option(
     "--accept-data-loss", is_flag=True, help="Go on though retention took what was not archived yet."
 )
+@report_option
 @pass_job
 def command(
     job: Job,
@@ -375,6 +407,7 @@ def command(
     file_mb: int,
     merge_files: int,
     accept_data_loss: bool,
+    report_to: Path | None,
 ) -> None:
     """Archives the log of STORE, which may be in use, as Parquet below DEST, a directory or a URL.
 
@@ -382,8 +415,11 @@ def command(
     behind it for the next one.  Exit code 1 if the new rows have damage: a place that is no record is a row
     with _corrupt, a body that does not match its CRC is one whose bodyCrcOk is false.
     """
-    spark = job.spark()
     view = StoreView(store)
+    view.segments()
+    if "://" not in dest and Path(dest.removeprefix("file:")).resolve().is_relative_to(store.resolve()):
+        raise click.BadParameter(f"{dest} lies in the store: choose another place", param_hint="DEST")
+    spark = job.spark()
     place = HadoopDirectory(spark, dest)
     done = archive(
         spark,
@@ -421,5 +457,6 @@ def command(
         f"archived {done.rows:,} rows{damage} from {size_words(done.through - done.begin)} of log, up to"
         f" {done.through:,}; {done.merged_files:,} small files merged"
     )
+    write_figures(job.name, result, text, report_to)
     job.say(result, text)
     job.verdict(good=good)

@@ -15,12 +15,13 @@ During a merge they may see rows twice for a moment, but never miss any.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
+from haservice import typed_json
 from haservice.errors import HAServiceError
 from haservice.pipeline.hadoop_files import HadoopDirectory
 
@@ -51,6 +52,7 @@ class Commit:
     rows: int = 0
     corrupt: int = 0
     made_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+    version: int = VERSION
 
 
 class ArchiveUnreadable(HAServiceError):
@@ -96,7 +98,7 @@ class Journal:
     ) -> Commit:
         """Adds the files in `staging`, and no others, to the archive."""
         made = Commit(self.next_number, staging, kind, through, seams, moves, removals, rows, corrupt)
-        text = json.dumps({"version": VERSION, **asdict(made)}, indent=1)
+        text = typed_json.encode_pretty(made).decode()
         self.place.write_new(f"{COMMITS}/{made.number:010d}.json", text)
         self.last = made
         self._apply(made)
@@ -134,14 +136,15 @@ class Journal:
                 )
             return None
         try:
-            said = json.loads(self.place.read_text(max(names)))
-            if said.pop("version") != VERSION:
+            text = self.place.read_text(max(names))
+            if typed_json.decode(dict[str, Any], text).get("version") != VERSION:
                 raise ArchiveUnreadable(f"{self.place.full(max(names))}: of another version of mqpipeline")
-            said["moves"] = [tuple(move) for move in said["moves"]]
-            said["seams"] = {name: tuple(seam) for name, seam in said["seams"].items()}
-            return Commit(**said)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArchiveUnreadable(f"{self.place.full(max(names))}: {error}") from error
+            return typed_json.decode(Commit, text)
+        except ValueError as error:
+            raise ArchiveUnreadable(
+                f"{self.place.full(max(names))}: is no commit of an archive ({error}); put it back from a copy,"
+                " or archive into a new directory"
+            ) from error
 
     def _abandoned(self, path: str) -> bool:
         newest = max((one.written_ms for one in self.place.files(path)), default=0)

@@ -8,7 +8,7 @@ that still wait for their delay, or queues that were numbered anew after their t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ from haservice.errors import HAServiceError
 from haservice.pipeline.derived.check import Damages, log_damages
 from haservice.pipeline.derived.entries import read_log
 from haservice.pipeline.jobs.job import Job, pass_job
-from haservice.pipeline.jobs.job_options import limit_option, report_option
+from haservice.pipeline.jobs.job_options import limit_option, not_empty, report_option
 from haservice.pipeline.jobs.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger, readable
 from haservice.pipeline.jobs.loss_findings import (
     FINDING,
@@ -56,6 +56,7 @@ NOTES = {
     "expired": "acknowledged, and taken by retention since",
     "delayed": "waiting: not due yet, or of a transaction that is not ended",
     "renumbered": "queues numbered anew, as after their topic was deleted",
+    "torn": "last lines that end amid a ledger's line: their writer was killed, or its disk was full",
 }
 # The gravest first.
 WORDS = {
@@ -152,7 +153,7 @@ def _hold(
         if ledger is not None:
             good = known(ledger).filter(F.col("topic").isin(*topics)) if topics else known(ledger)
             acked = keep(good.filter(F.col("status").isin(*asked.accept)))
-            found += [unreadable(ledger), against_log(acked, log, start), ledger_twice(acked)]
+            found += [unreadable(spark, ledger), against_log(acked, log, start), ledger_twice(acked)]
             found += [out_of_order(acked)] if not asked.any_order else []
             found += [unledgered(good, log)] if not asked.other_producers else []
             lines = {"ledger lines": ledger.filter("not blank").count(), "acknowledged": acked.count()}
@@ -163,7 +164,7 @@ def _hold(
             nobody = spark.createDataFrame(
                 [], "topic string, queueId int, queueOffset long, id string, file string"
             )
-            found += [unreadable(consumed)]
+            found += [unreadable(spark, consumed)]
             found += [
                 consumed_against(
                     acked if acked is not None else nobody, log, consumed, ordered=not asked.any_order
@@ -291,7 +292,7 @@ def _report(path: str, start: int, end: int, held: LossFindings, asked: AuditLos
         verdict=verdict[:1].upper() + verdict[1:],
         findings=findings,
         figures=figures,
-        named=_one_of_each_first(list(_named(path, held))),
+        named=_one_of_each_first(list(_named(path, held, WORDS))) + list(_notes(path, held, notes)),
         sections=list(_sections(held, wrong, notes)),
         data={
             "store": path,
@@ -312,9 +313,17 @@ def _one_of_each_first(named: list[str]) -> list[str]:
     return firsts + [line for line in named if line not in firsts]
 
 
-def _named(path: str, held: LossFindings) -> Iterator[str]:
-    """A line for each finding: its kind, its place, its message."""
-    for kind in WORDS:
+def _notes(path: str, held: LossFindings, notes: Mapping[str, int]) -> Iterator[str]:
+    for kind, count in notes.items():
+        if kind == "torn":
+            yield from (f"note: {line}" for line in _named(path, held, [kind]))
+        else:
+            yield f"note: {count:,} {NOTES[kind]}"
+
+
+def _named(path: str, held: LossFindings, kinds: Iterable[str]) -> Iterator[str]:
+    """A line for each finding of these kinds: its kind, its place, its message."""
+    for kind in kinds:
         if kind == "damaged":
             for one in held.damages.first:
                 yield f"damaged: {path} at {one['offset']}, {one['bytes']} bytes: {one['reason']}"
@@ -387,10 +396,17 @@ _FILES = click.Path(exists=True, dir_okay=False)
 @click.argument("store", type=click.Path(exists=True, file_okay=False))
 @click.option("--ledger", "ledgers", multiple=True, type=_FILES, help="What a producer wrote; repeatable.")
 @click.option("--consumed", multiple=True, type=_FILES, help="What consumers wrote; repeatable.")
-@click.option("--topic", "topics", multiple=True, help="Only these; else those of the ledgers, or all.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    callback=not_empty,
+    help="Only these; else those of the ledgers, or all.",
+)
 @click.option(
     "--accept",
     multiple=True,
+    callback=not_empty,
     default=(STATUS_GOOD,),
     show_default=True,
     help="A send's status that is a promise; repeatable.",

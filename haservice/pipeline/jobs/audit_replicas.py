@@ -31,6 +31,7 @@ from haservice.pipeline.jobs.replica_bytes import (
     Difference,
     SegmentDigest,
     Side,
+    check_records,
     check_sides,
     compare,
     islands,
@@ -86,6 +87,7 @@ class OfStore:
 def look(paths: Sequence[str], asked: AuditReplicasOptions) -> list[Side]:
     """What can be checked without Spark.  Raises HAServiceError or CommitLogError for a mismatch."""
     sides = [side(path) for path in paths]
+    check_records(sides, prefix=asked.prefix)
     check_sides(sides)
     if asked.index:
         for path in paths:
@@ -461,7 +463,7 @@ def command(job: Job, /, stores: Sequence[str], report_to: Path | None, **asked:
 
     One store alone is held against itself.  Exit code 1 if anything is not as it should be.
     """
-    if len(set(stores)) != len(stores):
+    if len({Path(one).resolve() for one in stores}) != len(stores):
         raise click.BadParameter("one store is given twice", param_hint="STORES")
     wanted = AuditReplicasOptions(**asked)
     look(stores, wanted)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from haservice.pipeline.java import LOG_LEVEL, OwnJava, kept_aside
+from haservice.pipeline.scratch import scratch
 from haservice.pipeline.session import session
 from haservice.terminal.output import echo, to_json
 
@@ -52,6 +53,7 @@ class Job:
 
     def spark(self) -> SparkSession:
         """The session; it stops when the command ends.  Raises NoSpark."""
+        scratch()  # what killed jobs left goes, wherever this one's Spark runs
         own = "PYSPARK_GATEWAY_PORT" not in os.environ  # else spark-submit has started it
         with kept_aside() if own and LOG_LEVEL not in self.conf else nullcontext():
             spark = session(f"mqpipeline {self.name}", self.master, self.conf)

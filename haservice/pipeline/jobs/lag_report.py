@@ -17,7 +17,7 @@ import click
 import pyspark.sql.functions as F
 
 from haservice.pipeline.jobs.job import Job, pass_job
-from haservice.pipeline.jobs.job_options import report_option
+from haservice.pipeline.jobs.job_options import SECONDS_MAX, number, report_option
 from haservice.pipeline.jobs.lag_frames import (
     SHARES,
     NoSamples,
@@ -321,12 +321,19 @@ def _share(value: float | None) -> str | None:
 @click.argument("places", nargs=-1, required=True, metavar="SAMPLES…", type=click.Path(exists=True))
 @click.option(
     "--stall-seconds",
-    type=click.FloatRange(min=0.1),
+    type=click.FloatRange(0.1, SECONDS_MAX),
+    callback=number,
     default=EPISODE_S,
     show_default=True,
     help="From how long on a stall or an absence is a finding.",
 )
-@click.option("--max-p99", type=click.FloatRange(min=0), metavar="S", help="A p99 above it is a finding.")
+@click.option(
+    "--max-p99",
+    type=click.FloatRange(0, SECONDS_MAX),
+    callback=number,
+    metavar="S",
+    help="A p99 above it is a finding.",
+)
 @report_option
 @pass_job
 def command(

@@ -1,5 +1,7 @@
 """Ledgers, as DataFrames: which answers a producer got to its sends, and what consumers report.
 
+haservice.ledger writes them; so may any other program.
+
     producer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "status", "sentMs", "ackedMs"}
     consumer   {"topic", "queueId", "queueOffset", "msgId" | "uniqKey", "group", "consumedMs"}
 
@@ -10,7 +12,7 @@ RocketMQ's two ids: a client uses the name for the unique key, a broker for the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyspark.sql.functions as F
 from pyspark.sql import Window
@@ -22,6 +24,7 @@ _PLACE = "topic string, queueId int, queueOffset long, msgId string, uniqKey str
 PRODUCED = f"{_PLACE}, status string, sentMs long, ackedMs long"
 CONSUMED = f"{_PLACE}, `group` string, consumedMs long"
 STATUS_GOOD = "SEND_OK"
+NO_OBJECT = "no JSON object"
 
 
 def read_ledger(
@@ -60,7 +63,7 @@ def read_ledger(
 def _reason(schema: str, accept: Sequence[str] | None) -> Column:
     """Why a line cannot be used; null for a good one."""
     said = F.col("said")
-    reasons = [F.when(said.isNull(), "no JSON object")]
+    reasons = [F.when(said.isNull(), NO_OBJECT)]
     for field in schema.replace("`", "").split(", "):
         name, kind = field.split(" ")
         wanted = "a text" if kind == "string" else "a whole number, without quotes"
@@ -79,6 +82,28 @@ def _reason(schema: str, accept: Sequence[str] | None) -> Column:
 def readable(ledger: DataFrame) -> DataFrame:
     """The lines that can be used."""
     return ledger.filter("unreadable is null and not blank")
+
+
+def torn_lines(spark: SparkSession, ledger: DataFrame) -> DataFrame:
+    """`file` and `line` of each last line that is no JSON and has no end: its writer was killed amid it."""
+    lasts = ledger.groupBy("file").agg(F.max_by(F.struct("line", "unreadable"), "line").alias("last"))
+    lasts = lasts.filter(F.col("last.unreadable") == NO_OBJECT).select("file", "last.line")
+    torn = [row.file for row in lasts.select("file").collect() if not _is_ended(spark, row.file)]
+    return lasts.filter(F.col("file").isin(*torn))
+
+
+def _is_ended(spark: SparkSession, file: str) -> bool:
+    """Whether the last byte of a file is the end of a line."""
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(context._jvm.java.net.URI(file))
+    files = path.getFileSystem(context._jsc.hadoopConfiguration())
+    size = files.getFileStatus(path).getLen()
+    stream = files.open(path)
+    try:
+        stream.seek(max(0, size - 1))
+        return bool(stream.read() == ord("\n"))
+    finally:
+        stream.close()
 
 
 def line_numbers(ledger: DataFrame) -> DataFrame:

@@ -4,7 +4,7 @@
     misplaced     in the log, elsewhere than acknowledged      unledgered     in the log, but in no ledger
     outOfOrder    acked before a lower number was sent         ledgerOrder    the same, by lines of the ledger
     ledgerTwice   one acknowledgement in two lines             unreadable     a line that cannot be used
-    gap           numbers of a queue without a message
+    gap           numbers of a queue without a message         torn           a last line without its end
     unconsumed    a group never got it                         consumedTwice  a group got it more than once
     consumedOrder a group got it after a later message         phantom        consumed, but never in the log
 
@@ -23,7 +23,7 @@ from pyspark.sql import Window
 from commitlog.dispatch.dispatcher import SCHEDULE_TOPIC
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
 from haservice.pipeline.derived.entries import read_log
-from haservice.pipeline.jobs.ledger import line_numbers, readable
+from haservice.pipeline.jobs.ledger import line_numbers, readable, torn_lines
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -132,12 +132,15 @@ def gaps(log: DataFrame, start: int, topics: Sequence[str] | None) -> DataFrame:
 # -- a producer's ledger ---------------------------------------------------------------------------
 
 
-def unreadable(ledger: DataFrame) -> DataFrame:
+def unreadable(spark: SparkSession, ledger: DataFrame) -> DataFrame:
+    """Lines that cannot be used; a torn last line is of a kind of its own."""
     rows = line_numbers(ledger).filter("unreadable is not null")
+    torn = torn_lines(spark, ledger)
     detail = F.concat(
         F.lit("line "), "number", F.lit(": "), "unreadable", F.lit(": "), F.substring("value", 1, 200)
     )
-    return finding(rows, "unreadable", detail)
+    lines = finding(rows.join(torn, ["file", "line"], "left_anti"), "unreadable", detail)
+    return lines.unionByName(finding(rows.join(torn, ["file", "line"], "left_semi"), "torn", detail))
 
 
 def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:

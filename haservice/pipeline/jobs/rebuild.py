@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,12 +30,21 @@ from commitlog.errors import StoreLocked
 from commitlog.index.index_file import file_bytes as index_file_bytes
 from commitlog.options import QUEUE_ENTRY_BYTES, LogOptions
 from haservice.errors import HAServiceError
+from haservice.pipeline import scratch
 from haservice.pipeline.derived.check import log_damages
 from haservice.pipeline.derived.entries import index_entries, queue_entries
 from haservice.pipeline.derived.index_build import build_index
 from haservice.pipeline.derived.queue_build import NotBuilt, build_queues, queue_count
 from haservice.pipeline.jobs.job import Job, pass_job
-from haservice.pipeline.jobs.job_options import delay_levels_option, index_entries_option, index_slots_option
+from haservice.pipeline.jobs.job_options import (
+    FILE_BYTES_MAX,
+    NewDirectory,
+    delay_levels_option,
+    index_entries_option,
+    index_slots_option,
+    report_option,
+)
+from haservice.pipeline.jobs.report import write_figures
 from haservice.pipeline.progress import progress
 from haservice.pipeline.sources.store_view import StoreView
 
@@ -142,32 +151,56 @@ def in_place(root: Path, names: tuple[str, ...]) -> Iterator[Path]:
             f"{error}: stop its broker, or build elsewhere by --to DIR, which may be done meanwhile"
         ) from None
     try:
-        staging = root / STAGING
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        yield staging
-        aside = root / f"replaced-{int(time.time() * 1000)}"
-        aside.mkdir()
-        for name in names:
-            if (root / name).exists():
-                (root / name).rename(aside / name)
-            (staging / name).rename(root / name)
-        _sync(root)
-        if not any(aside.iterdir()):
-            aside.rmdir()
+        if not (root / STAGING / scratch.LOCK).exists():  # of an older version, which made none
+            shutil.rmtree(root / STAGING, ignore_errors=True)
+        with _staging(root) as staging:
+            yield staging
+            aside = root / f"replaced-{int(time.time() * 1000)}"
+            aside.mkdir()
+            for name in names:
+                if (root / name).exists():
+                    (root / name).rename(aside / name)
+                (staging / name).rename(root / name)
+            _sync(root)
+            if not any(aside.iterdir()):
+                aside.rmdir()
     finally:
-        shutil.rmtree(root / STAGING, ignore_errors=True)
         lock.release()
 
 
 @contextmanager
 def elsewhere(directory: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    """`directory`, if it has none of `names` yet.  Raises RebuildRefused."""
+    """A directory to build in, below `directory`, which gets `names` at the end and must have none of them yet.
+
+    Raises RebuildRefused.
+    """
     for name in names:
         if (directory / name).exists():
             raise RebuildRefused(f"{directory / name} is there already: give --to a new directory")
-    directory.mkdir(parents=True, exist_ok=True)
-    yield directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RebuildRefused(f"--to {directory}: {error.strerror}; choose another directory") from None
+    with _staging(directory) as staging:
+        yield staging
+        for name in names:
+            (staging / name).rename(directory / name)
+        _sync(directory)
+
+
+@contextmanager
+def _staging(parent: Path) -> Iterator[Path]:
+    """The directory to build in, made anew; what a killed rebuild left there goes.  Raises RebuildRefused."""
+    with ExitStack() as stack:
+        try:
+            staging = stack.enter_context(scratch.staging(parent / STAGING))
+        except FileExistsError:
+            raise RebuildRefused(
+                f"{parent / STAGING} is there: another rebuild runs here; if none does, remove it"
+            ) from None
+        except PermissionError as error:
+            raise RebuildRefused(f"{error.filename}: {error.strerror}; run as the broker's user") from None
+        yield staging
 
 
 def sizes_of(store: StoreView, sizes: Sizes, *, queues_fit: bool, index_fits: bool) -> Sizes:
@@ -209,19 +242,20 @@ def _first_size(directories: Iterable[Path]) -> int:
 @click.argument("store", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--to",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NewDirectory(),
     help="Write consumequeue/ and index/ below this directory, and leave the store alone.  It may be in use.",
 )
 @click.option("--only", type=click.Choice([QUEUES, INDEX]), help="Build only one of the two.")
 @click.option(
     "--queue-file-bytes",
-    type=click.IntRange(0),
+    type=click.IntRange(0, FILE_BYTES_MAX),
     default=0,
     help="mappedFileSizeConsumeQueue; else as the store's files are, or 6000000.",
 )
 @index_slots_option
 @index_entries_option
 @delay_levels_option
+@report_option
 @pass_job
 def command(
     job: Job,
@@ -232,6 +266,7 @@ def command(
     index_slots: int,
     index_entries: int,
     delay_levels: str,
+    report_to: Path | None,
 ) -> None:
     """Builds the consume queues and index files of STORE from its log, as its broker would.
 
@@ -261,9 +296,10 @@ def command(
         "indexFiles": built.index_files,
         "keys": built.keys,
     }
-    job.say(
-        result,
+    text = (
         f"built from {built.log_end - built.log_start:,} bytes of log: {built.entries:,} entries in"
         f" {built.queue_files:,} files of {built.queues:,} queues, {built.keys:,} keys in"
-        f" {built.index_files:,} index files",
+        f" {built.index_files:,} index files"
     )
+    write_figures(job.name, result, text, report_to)
+    job.say(result, text)

@@ -23,11 +23,17 @@ import pyspark.sql.functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_NONE
+from haservice.client.errors import MessageIllegal
+from haservice.client.message import check_topic
 from haservice.client.raw_sends import SEND_OK, STORED, writable_queues
 from haservice.errors import ConfigError, HAServiceError
+from haservice.pipeline.hadoop_files import HadoopDirectory
 from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.jobs.job import Job, pass_job
+from haservice.pipeline.jobs.job_options import not_empty, report_option
+from haservice.pipeline.jobs.report import write_figures
 from haservice.pipeline.progress import progress
+from haservice.pipeline.scratch import scratch
 from haservice.pipeline.sources import sink
 from haservice.pipeline.sources.brokers import admin_of
 from haservice.pipeline.sources.options import Mode
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 
 SEGMENT_NAME = "[0-9]" * 20
 TOPICS_NAMED_MAX = 20
+TIME_MS_MAX = 253_402_300_799_999
 SUMMARY_COLUMNS = (
     Column("#Topic", "topic"),
     Column("#To", "to"),
@@ -131,8 +138,18 @@ def damage_named() -> Iterator[None]:
 
 
 def parquet(spark: SparkSession, source: str) -> DataFrame:
-    """A table of Parquet.  Raises ConfigError for one without topic and body."""
-    frame = spark.read.parquet(source)
+    """A table of Parquet.  Raises ConfigError for a place without, and for one without topic and body."""
+    place = HadoopDirectory(spark, source)
+    if not place.exists(""):
+        raise ConfigError(source, 0, "", "there is no such place")
+    try:
+        frame = spark.read.parquet(source)
+    except Exception as error:
+        if not re.search(r"UNABLE_TO_INFER_SCHEMA|is not a Parquet file|FAILED_READ_FILE", str(error)):
+            raise
+        raise ConfigError(
+            source, 0, "", "holds neither a store (commitlog/) nor Parquet: give one of both"
+        ) from None
     for name in ("topic", "body"):
         if name not in frame.columns:
             raise ConfigError(source, 0, name, f"is no column of this table: {', '.join(frame.columns)}")
@@ -200,7 +217,7 @@ def replay(frame: DataFrame, asked: ReplayOptions) -> dict[str, Any]:
     """Sends the rows; returns what became of them.  Raises what check_target raises, or Spark's error."""
     check_target(frame, asked)
     rows, spark = outgoing(frame, asked), frame.sparkSession
-    with tempfile.TemporaryDirectory(prefix="replay-") as directory:
+    with tempfile.TemporaryDirectory(prefix="replay-", dir=scratch()) as directory:
         counts, tasks = Path(directory, "counts.jsonl"), Path(directory, "tasks")
         tasks.mkdir()
         writer = (
@@ -241,12 +258,17 @@ def topic_map(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
         topic, _equals, target = value.partition("=")
         if not topic or topic in found:
             raise click.BadParameter(f"{value!r}: TOPIC or TOPIC=NEW, each topic once")
+        if target:
+            try:
+                check_topic(target)
+            except MessageIllegal as error:
+                raise click.BadParameter(str(error)) from None
         found[topic] = target or topic
     return found
 
 
 @click.command("replay")
-@click.argument("source")
+@click.argument("source", callback=not_empty)
 @click.option(
     "-t",
     "--topic",
@@ -284,9 +306,16 @@ def topic_map(_: click.Context, __: click.Parameter, values: tuple[str, ...]) ->
     type=click.Choice([status for status in STORED if status != SEND_OK]),
     help="A status that is good beside SEND_OK; repeatable.",
 )
-@click.option("--acl", "credentials_file", metavar="FILE", help="accessKey and secretKey, as in tools.yml.")
+@click.option(
+    "--acl",
+    "credentials_file",
+    metavar="FILE",
+    callback=not_empty,
+    help="accessKey and secretKey, as in tools.yml.",
+)
 @click.option("--skip-damage", is_flag=True, help="Damaged bytes of a store are passed over, and no error.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent.")
+@report_option
 @pass_job
 def command(
     job: Job,
@@ -301,6 +330,7 @@ def command(
     credentials_file: str | None,
     skip_damage: bool,
     dry_run: bool,
+    report_to: Path | None,
 ) -> None:
     """Sends messages of a store, or of Parquet, to brokers.
 
@@ -313,6 +343,11 @@ def command(
     it.  Messages are sent at least once: what a broker did not confirm is sent again.  Unique keys stay, so
     consumers can tell.  With --keep-queues the target's topic needs as many queues.
     """
+    for name, time_ms in (("--begin", begin), ("--end", end)):
+        if time_ms is not None and time_ms > TIME_MS_MAX:
+            raise click.BadParameter(f"{time_ms} ms is behind the year 9999", param_hint=f"'{name}'")
+    if begin is not None and end is not None and begin >= end:
+        raise click.UsageError("--begin has to be before --end")
     if not name_servers and not dry_run:
         raise click.UsageError("to which nameserver?  Say -n host:port, or set NAMESRV_ADDR")
     asked = ReplayOptions(
@@ -332,8 +367,10 @@ def command(
         ", ".join(f"{name} {count:,}" for name, count in found["statuses"].items())
         or "none, for nothing was sent"
     )
-    job.say(
-        {"source": source, **found},
+    result = {"source": source, **found}
+    text = (
         f"{found['messages']:,} messages sent, {human_bytes(found['bodyBytes'])} of bodies, "
-        f"in {found['seconds']:.1f} s: {rate_words}\nanswers: {statuses}",
+        f"in {found['seconds']:.1f} s: {rate_words}\nanswers: {statuses}"
     )
+    write_figures(job.name, result, text, report_to)
+    job.say(result, text)

@@ -109,6 +109,18 @@ def check_sides(sides: Sequence[Side]) -> None:
             )
 
 
+def check_records(sides: Sequence[Side], *, prefix: bool) -> None:
+    """Raises NotComparable if nothing would be compared, and any verdict would be wrong: `prefix` takes a log
+    without a record for one that may end earlier.
+    """
+    empty = [one.path for one in sides if one.end == one.start]
+    if empty and (prefix or len(empty) == len(sides)):
+        raise NotComparable(
+            f"{', '.join(empty)}: there is no record to compare; is it the broker's storePathRootDir, and has"
+            " a message been stored?"
+        )
+
+
 def compare(spark: SparkSession, sides: Sequence[Side]) -> Compared:
     """Reads once all bytes that at least one store has."""
     cuts = _segment_cuts(spark, sides)

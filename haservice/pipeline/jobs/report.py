@@ -119,6 +119,20 @@ class Report:
         return data, page
 
 
+def write_figures(job: str, result: Mapping[str, Any], text: str, directory: Path | None) -> None:
+    """Writes the report of a job whose result is a few figures, if the user wants one.  `corrupt` and `crcWrong`
+    of a result are findings.
+    """
+    if directory is None:
+        return
+    plain = {name: value for name, value in result.items() if name not in ("job", "ok")}
+    figures = {name: value for name, value in plain.items() if isinstance(value, int | float)}
+    findings = sum(int(plain.get(name, 0)) for name in ("corrupt", "crcWrong"))
+    title = f"{job} of {Path(str(plain.get('store', plain.get('source', '')))).name}"
+    verdict = f"{text[:1].upper()}{text[1:]}".replace("\n", "; ") + "."
+    Report(job, title, verdict, findings, figures, data=plain).write(directory)
+
+
 @functools.cache
 def _template() -> Template:
     # Spark's workers import this module too, and make no pages.

@@ -16,6 +16,7 @@ from haservice.pipeline.sources.options import (
     place,
     text,
     timestamp_ms,
+    topics,
     whole,
 )
 
@@ -43,7 +44,7 @@ class BrokerOptions:
     name_servers: tuple[str, ...] = option(
         "nameServer", (), name_servers, "Nameservers, host:port;host:port."
     )
-    topics: tuple[str, ...] = option("topic", (), names, "The topics, separated by commas.")
+    topics: tuple[str, ...] = option("topic", (), topics, "The topics, separated by commas.")
     expression: str = option("subExpression", "*", text, "Only messages with these tags: TagA || TagB.")
     read_from: ReadFrom = option(  # noqa: RUF009 - an enum's member
         "readFrom", ReadFrom.MASTER, read_from, "master, or slave to spare it."

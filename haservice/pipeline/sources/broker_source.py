@@ -45,9 +45,17 @@ from haservice.pipeline.sources.broker_queues import (
     tree_of,
 )
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of
-from haservice.pipeline.sources.options import EARLIEST, LATEST, Place, WrongOption, read_options
+from haservice.pipeline.sources.options import (
+    EARLIEST,
+    LATEST,
+    Place,
+    WrongOption,
+    one_sentence,
+    read_options,
+)
 from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueRangeReader
 from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
+from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +63,7 @@ logger = logging.getLogger(__name__)
 SPARKS_OPTIONS = ("checkpointlocation",)
 
 
+@one_sentence
 class BrokerSource(DataSource):
     """Spark's entry point; made anew in each process."""
 
@@ -81,8 +90,8 @@ class BrokerSource(DataSource):
         options = self._reading
         return (BrokerReader if options.push_filters else UnfilteredBrokerReader)(options, schema)
 
-    def streamReader(self, schema: StructType) -> BrokerStreamReader:
-        return BrokerStreamReader(self._reading, schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(lambda: BrokerStreamReader(self._reading, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BrokerWriter:
         if overwrite:
@@ -93,6 +102,7 @@ class BrokerSource(DataSource):
         return BrokerStreamWriter(self._writing(schema))
 
 
+@one_sentence
 class _Reading:
     """What a batch and a stream share."""
 
@@ -185,6 +195,7 @@ class _Reading:
             ).rows(partition)
 
 
+@one_sentence
 class BrokerReader(_Reading, DataSourceReader):
     """A batch: from the earliest to the latest message, unless options say otherwise."""
 
@@ -220,6 +231,7 @@ class UnfilteredBrokerReader(BrokerReader):
     pushFilters = DataSourceReader.pushFilters
 
 
+@one_sentence
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream: from the latest on, unless options say otherwise; a restart goes on at its checkpoint."""
 

@@ -33,7 +33,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from commitlog.errors import StoreUnreadable
 from haservice.errors import HAServiceError
 from haservice.pipeline.decode.by_queue import EntryRange, ranges_by_queue
 from haservice.pipeline.decode.counting import counted_columns, counts_schema
@@ -47,11 +46,12 @@ from haservice.pipeline.sources.options import (
     LATEST,
     LogSourceOptions,
     WrongOption,
-    hide_traceback,
     offsets_of,
+    one_sentence,
     read_options,
 )
 from haservice.pipeline.sources.store_view import LogSegment, StoreView
+from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class DataLoss(HAServiceError):
         self.end = end
 
 
+@one_sentence
 class LogSource(DataSource):
     """Spark's entry point; made anew in each process."""
 
@@ -104,8 +105,8 @@ class LogSource(DataSource):
     def reader(self, schema: StructType) -> LogReader:
         return (LogReader if self._options.push_filters else UnfilteredLogReader)(self._options, schema)
 
-    def streamReader(self, schema: StructType) -> LogStreamReader:
-        return LogStreamReader(self._options, schema)
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(lambda: LogStreamReader(self._options, schema))
 
 
 SOURCE = LogSource
@@ -129,11 +130,7 @@ class _Stores:
             raise WrongOption(FORMAT, 0, "paths", "the stores are given as path, too; use one of both")
         if not options.stores:
             raise WrongOption(FORMAT, 0, "path", "missing; give store directories, as load('/data/store')")
-        try:
-            views = [StoreView(path) for path in options.stores]
-        except StoreUnreadable:
-            hide_traceback()
-            raise
+        views = [StoreView(path) for path in options.stores]
         names = options.broker_names or tuple(view.name for view in views)
         if len(names) != len(views):
             raise WrongOption(
@@ -263,6 +260,7 @@ def _cut(
             yield SegmentRange(name, segment, begin, end, high, begin == low)
 
 
+@one_sentence
 class LogReader(DataSourceReader):
     """A batch."""
 
@@ -336,6 +334,7 @@ class UnfilteredLogReader(LogReader):
     pushFilters = DataSourceReader.pushFilters
 
 
+@one_sentence
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream; its offsets are those of log_offsets."""
 

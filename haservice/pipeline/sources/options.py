@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from inspect import isgeneratorfunction
+from types import FunctionType
 from typing import Any, TypeVar
 
-from haservice.errors import ConfigError
+from commitlog.errors import CommitLogError
+from haservice.client.errors import MessageIllegal
+from haservice.client.message import check_topic
+from haservice.errors import ConfigError, HAServiceError, RemotingClosed, RemotingError, RemotingUnreachable
+from haservice.terminal.explain import advise
 
 T = TypeVar("T")
+C = TypeVar("C")
+
+# What explains itself to a user.
+EXPLAINED = (HAServiceError, CommitLogError, OSError)
 
 EARLIEST, LATEST = -2, -1
 # From a JSON of offsets: by topic, broker (None: all brokers), and queue id.
@@ -54,17 +65,66 @@ def offsets_of(offsets: Offsets, broker_name: str) -> dict[tuple[str, int], int]
 
 
 class WrongOption(ConfigError):
-    """A user's option is wrong.  Spark shows him this sentence, and no traceback of ours."""
-
-    def __init__(self, source: str, line: int, key: str, reason: str, value: str | None = None) -> None:
-        super().__init__(source, line, key, reason, value)
-        hide_traceback()
+    """A user's option is wrong."""
 
 
-def hide_traceback() -> None:
-    """For an error that explains itself: a process of Spark's ends with it, and shows it without a traceback."""
-    if _is_spark(sys.modules["__main__"]):
-        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+def one_sentence(kind: type[C]) -> type[C]:
+    """Decorates a class whose methods Spark calls in processes of its own: what we raise on purpose explains
+    itself, and Spark shows it without a traceback.
+    """
+    for name, value in list(vars(kind).items()):
+        if isinstance(value, FunctionType) and value.__module__ == kind.__module__:
+            setattr(kind, name, _of_generator(value) if isgeneratorfunction(value) else _of_function(value))
+    return kind
+
+
+def _of_function(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kw: Any) -> Any:
+        try:
+            return method(*args, **kw)
+        except EXPLAINED as error:
+            _show_plainly(error)
+            raise
+
+    return call
+
+
+def _of_generator(method: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(method)
+    def call(*args: Any, **kw: Any) -> Iterator[Any]:
+        try:
+            yield from method(*args, **kw)
+        except EXPLAINED as error:
+            _show_plainly(error)
+            raise
+
+    return call
+
+
+def _show_plainly(error: BaseException) -> None:
+    """A process of Spark's ends with the error, so nothing else loses its traceback."""
+    if not _is_spark(sys.modules["__main__"]):
+        return
+    os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    advice = _advice(error)
+    if advice and not hasattr(error, "__notes__"):
+        error.add_note(advice)
+
+
+def _advice(error: BaseException) -> str | None:
+    """What to do about a server, as explain.py says it, but by the names of options."""
+    match error:
+        case RemotingClosed():
+            return (
+                f"something listens at {error.addr}, and hangs up: is it a nameserver's port (9876), as"
+                " nameServer wants it, or does it take only TLS?"
+            )
+        case RemotingUnreachable():
+            return f"does a program listen at {error.addr}?  nameServer names nameservers (port 9876)"
+        case RemotingError():
+            return advise(error)
+    return None
 
 
 def _is_spark(main: object) -> bool:
@@ -108,6 +168,20 @@ def text(value: str) -> str:
     return value.strip()
 
 
+def topic(value: str) -> str:
+    """A name that a broker would take."""
+    try:
+        check_topic(text(value))
+    except MessageIllegal as error:
+        raise ValueError(str(error)) from None
+    return text(value)
+
+
+def topics(value: str) -> tuple[str, ...]:
+    """Comma separated."""
+    return tuple(topic(name) for name in names(value))
+
+
 def names(value: str) -> tuple[str, ...]:
     """Comma separated."""
     found = tuple(name.strip() for name in value.split(",") if name.strip())
@@ -137,13 +211,18 @@ def _local(path: str) -> str:
     return path
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """A whole number, `least` or more."""
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number, `least` or more, and at most `most`."""
+    words = f"not a whole number from {least} {'on' if most is None else f'to {most}'}"
 
     def parse(value: str) -> int:
-        if not value.strip().lstrip("-").isdecimal() or int(value) < least:
-            raise ValueError(f"not a whole number from {least} on")
-        return int(value)
+        try:
+            number = int(value) if value.strip().lstrip("-").isdecimal() else least - 1
+        except ValueError:  # more digits than Python reads
+            raise ValueError(words) from None
+        if number < least or (most is not None and number > most):
+            raise ValueError(words)
+        return number
 
     return parse
 

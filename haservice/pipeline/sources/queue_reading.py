@@ -26,7 +26,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from haservice.client.admin import TOOLS_GROUP, Admin, PulledRecords
+from haservice.client.admin import TOOLS_GROUP, Admin
+from haservice.client.message import PulledRecords
 from haservice.client.reading import PULL_COUNT, wanted_tags
 from haservice.errors import AnswerError, HAServiceError, RemotingTimeout, RemotingUnreachable
 from haservice.pipeline.decode.bulk import LogWindow, Records, sound_run

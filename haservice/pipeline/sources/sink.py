@@ -65,9 +65,9 @@ from haservice.client.raw_sends import (
     send_one,
     writable_queues,
 )
-from haservice.errors import HAServiceError, RemotingError
+from haservice.errors import ConfigError, HAServiceError, RemotingError
 from haservice.pipeline.sources.brokers import BrokerRefused, admin_of, name_servers, way_to
-from haservice.pipeline.sources.options import WrongOption, names, option, text, whole
+from haservice.pipeline.sources.options import WrongOption, names, one_sentence, option, text, topic, whole
 from haservice.remoting.client import RemotingClient
 from haservice.remoting.codes import ResponseCode
 
@@ -91,6 +91,8 @@ PASSING = frozenset(
 STORED_TRIES = 3
 RETRY_WAIT_S = 0.05
 RETRY_WAIT_MAX_S = 5.0
+# Each in flight has a lane of its own, which takes memory; as many as RocketMQ's clients send unanswered.
+IN_FLIGHT_MAX = 65_535
 # A limit beside the number of messages in flight, for bodies may be large.
 IN_FLIGHT_BYTES_MAX = 64 * 1024 * 1024
 LANE_DEPTH = 2
@@ -129,11 +131,13 @@ class SinkOptions:
     name_servers: tuple[str, ...] = option(
         "nameServer", (), name_servers, "Nameservers, host:port;host:port."
     )
-    topic: str | None = option("topic", None, text, "For all rows, whatever their column says.")
+    topic: str | None = option("topic", None, topic, "For all rows, whatever their column says.")
     accepted: frozenset[str] = option(
         "acceptStatuses", frozenset(), statuses, "Which are good beside SEND_OK; else they are failures."
     )
-    in_flight: int = option("maxInFlight", 128, whole(1), "Unanswered messages of a task, at most.")
+    in_flight: int = option(
+        "maxInFlight", 128, whole(1, IN_FLIGHT_MAX), "Unanswered messages of a task, at most."
+    )
     patience_ms: int = option(
         "retryTimeoutMs", 60_000, whole(0), "How long a message is tried that gets no answer, or busy."
     )
@@ -178,6 +182,12 @@ class SinkOptions:
                 Path(self.report).open("a").close()
             except OSError as error:
                 raise refuse("reportFile", f"{self.report}: {error.strerror}; nothing was sent") from None
+        if self.progress is not None and not Path(self.progress).is_dir():
+            raise refuse("progressDirectory", f"{self.progress}: is no directory; nothing was sent")
+        try:
+            way_to(self.credentials_file)
+        except ConfigError as error:
+            raise refuse("aclCredentialsFile", f"{error}; nothing was sent") from None
 
 
 class SinkFailed(HAServiceError):
@@ -412,6 +422,7 @@ class Sender:
 # -- Spark's side --------------------------------------------------------------------------------------
 
 
+@one_sentence
 class BrokerWriter(DataSourceArrowWriter):
     """Writes a batch."""
 
@@ -425,6 +436,7 @@ class BrokerWriter(DataSourceArrowWriter):
         note(self._options, messages, None)
 
 
+@one_sentence
 class BrokerStreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream."""
 

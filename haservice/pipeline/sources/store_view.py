@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from commitlog.disk.seal import is_sound_line
 from commitlog.disk.store_lock import boot_id, is_locked
+from commitlog.dledger.reading import data_directories
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from haservice.errors import HAServiceError
@@ -194,6 +195,17 @@ class StoreView:
             reason = "is a file, no directory" if self.path.is_file() else "there is no such directory"
             reason = "holds no commitlog" if self.path.is_dir() else reason
             raise StoreUnreadable(self.path, f"{reason}; give a broker's storePathRootDir, or its commitlog")
+        self._check_classic()
+
+    def _check_classic(self) -> None:
+        """Raises StoreUnreadable for a log on DLedger, of which `commitlog` is the beginning at most."""
+        for data in data_directories(self.root):
+            if any(_segment_names(data)):
+                raise StoreUnreadable(
+                    data,
+                    "holds entries of a DLedger group, which this source does not read; read the group through its"
+                    " brokers",
+                )
 
     def __str__(self) -> str:
         return str(self.path)

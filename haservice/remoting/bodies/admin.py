@@ -260,3 +260,17 @@ class ConsumeQueueBody(JSONBody):
     max_queue_index: int = 0
     subscription_data: SubscriptionData | None = None
     filter_data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileConfigBody(JSONBody):
+    """40012, ours: keys that the node's file has another value for than is in force, with that value.
+
+    `later` are those that count from the next start on; the others count once the file is read again (SIGHUP).
+    `path` is "" for a node without a file.  With a `trouble` the file would not be taken.
+    """
+
+    path: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    later: Sequence[str] = ()
+    trouble: str = ""

@@ -295,6 +295,7 @@ class HAConnectionRuntimeInfo(JSONBody):
     reason: str | None = None  # why it is not in sync
     replica_id: str | None = None  # of a slave that greeted; a stock one does not
     broker_addr: str | None = None  # where its clients reach it
+    haservice_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +312,7 @@ class HAClientRuntimeInfo(JSONBody):
     last_error: str | None = None
     master_end: int | None = None  # the furthest end of the master's log that was heard of
     lineage: str | None = None  # how the two logs were found to be one
+    haservice_version: str | None = None  # of the master
 
 
 @dataclass(frozen=True, slots=True)

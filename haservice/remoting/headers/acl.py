@@ -1,10 +1,15 @@
-"""The ext fields of the requests that read and change access control: 50, 51, 52, 53."""
+"""The ext fields of the requests that read and change access control: 50 to 53, and our own 40011 with its body."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.json_body import JSONBody
+
+# The most accounts of one answer.
+ACCOUNTS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +50,37 @@ class GlobalWhiteAddressesHeader(ExtHeader):
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsHeader(ExtHeader):
+    """40011: the accounts behind this access key, in the order of their characters."""
+
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountBody(JSONBody):
+    """One account as it is in force.  Permissions are RocketMQ's words; `file` is the file that it counts in."""
+
+    access_key: str
+    admin: bool = False
+    default_topic_perm: str = ""
+    default_group_perm: str = ""
+    topic_perms: Sequence[str] = ()
+    group_perms: Sequence[str] = ()
+    white_remote_address: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountsBody(JSONBody):
+    """40011's answer.  With `more` there are accounts behind the last one.
+
+    `trouble` says what is wrong with the present files: the rules in force are then older.
+    """
+
+    accounts: Sequence[AccountBody] = ()
+    more: bool = False
+    global_white_addrs: Sequence[str] = ()
+    trouble: str = ""

@@ -1,4 +1,4 @@
-"""Our own requests about lineage and roles: ext fields of 40001 to 40008, and the bodies of their answers.
+"""Our own requests about lineage and roles: ext fields of 40001 to 40008 and 40013, and the bodies of their answers.
 
     40001 GET_LINEAGE   –                                            → LineageBody
           at a nameserver: brokerName                               → NewestEpochBody
@@ -9,6 +9,7 @@
     40006 REINIT        keep                                         → –
     40007 PLEDGE        epoch, replicaId, brokerAddr                 → LineageBody
     40008 FORGET        replicaId                                    → LineageBody
+    40013 LEAVE_LEASE   epoch, ttlMillis                             → –
 
 No stock broker has these numbers, and no stock client asks for them.  Offsets are bytes of the log, times ms
 since 1970.  Decoding checks numbers against haservice.bounds.
@@ -99,6 +100,14 @@ class SwitchoverHeader(ExtHeader):
     target: str = ""
     timeout_millis: I64 = 10_000
     min_epoch: EpochNumber = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveLeaseHeader(ExtHeader):
+    """40013: the master of `epoch` asks its slave to take no lease of the coordinator's for so long."""
+
+    epoch: EpochNumber
+    ttl_millis: I64
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,8 +195,20 @@ def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) ->
     return None
 
 
-def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me: str = "") -> Plan:
-    """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`)."""
+def plan(
+    own: Lineage,
+    own_log: LogSpan,
+    theirs: Lineage,
+    their_log: LogSpan,
+    me: str = "",
+    *,
+    is_appointed: bool = False,
+) -> Plan:
+    """What the slave (`own`, replica id `me`) has to do to follow the master (`theirs`).
+
+    `is_appointed`: a coordinator says who is the master, so a newer one was promoted beside this slave, and is no
+    stranger, even if it had no byte yet.
+    """
     # As if the master had lost nothing: its epochs that begin beyond its end show what it once held.
     agreed = common_point(own, own_log.end, theirs, _NO_END)
     newest, their_newest = own.newest(own_log.end, me), theirs.last
@@ -204,6 +216,9 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
     # Between two promoted masters an operator chooses, even if their logs share nothing.
     has_choice = is_rival and newest is not None and newest.number >= PROMOTION_STEP
     if agreed is None and not own_log.is_empty and not has_choice:
+        if is_appointed and _parts_at_the_start(own, newest, theirs):
+            text = "the two logs part at 0: the master had no byte when it was promoted"
+            return Plan(Step.FROM_START, their_log.start, text, own_log.end - own_log.start)
         return _refused(own_log, f"no epoch of a master is in both logs: {_both(own, theirs)}")
     if newest is not None and their_newest is not None and is_rival:
         # Neither is the newer one, and following would cut what we have acknowledged in ours.
@@ -235,6 +250,15 @@ def plan(own: Lineage, own_log: LogSpan, theirs: Lineage, their_log: LogSpan, me
     if lost:
         return Plan(Step.TRUNCATE, point, f"the two logs part at {point}", lost)
     return Plan(Step.CONTINUE, point)
+
+
+def _parts_at_the_start(own: Lineage, newest: Epoch | None, theirs: Lineage) -> bool:
+    """Whether a newer master's first epoch begins where our log began, and replaces all of it."""
+    last = theirs.last
+    if newest is None or last is None or not last.outranks(newest):
+        return False
+    firsts = own.epochs[0], theirs.epochs[0]
+    return all(one.start == 0 and one.number != UNKNOWN_EPOCH for one in firsts)
 
 
 def numbers_text(one: int, other: int) -> str:

@@ -8,6 +8,8 @@
     masterEnd     the furthest end of its log that we heard of since our last epoch changed, and when
     replicas      who followed us, until when, and how far: id → address, role of its own, offset
     command       a role given by command, until the properties file asks for another one
+    sealed        no master of this epoch, or of an older one, gets an ack of ours any more; see docs/failover.md
+    joined        the newest epoch that a coordinator has told us
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
 It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
@@ -26,17 +28,27 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import orjson
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from commitlog.disk.files import Files, OSFiles
 from commitlog.disk.seal import differ_in_a_bit, with_bit_back
 from commitlog.disk.storage_id import is_same_storage, storage_id
-from haservice.bounds import LONG_MAX
+from haservice import typed_json
+from haservice.bounds import LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
-from haservice.replication.lineage.epochs import EPOCHS_MAX, UNKNOWN_EPOCH, Epoch, Lineage, of_one_promotion
+from haservice.replication.lineage.epochs import (
+    EPOCHS_MAX,
+    PROMOTION_STEP,
+    UNKNOWN_EPOCH,
+    Epoch,
+    Lineage,
+    LogSpan,
+    of_one_promotion,
+)
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.wire.hello import (
     decode_epoch_list,
@@ -47,8 +59,6 @@ from haservice.replication.wire.hello import (
     encode_members,
 )
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
 
 # Beyond it, the longest unseen goes first.
@@ -57,8 +67,7 @@ REPLICAS_MAX = 16
 FORGET_MS = 7 * 24 * 3600 * 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(msgspec.Struct, frozen=True, rename="camel"):
     """Another broker of our name: where clients reach it, the end of its log when last heard, and when."""
 
     broker_addr: str
@@ -67,8 +76,7 @@ class Replica:
     in_sync: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RoleCommand:
+class RoleCommand(msgspec.Struct, frozen=True, rename="camel"):
     """A role given by command, in force while the file's brokerRole is still `file_role`."""
 
     role: str
@@ -80,16 +88,14 @@ class RoleCommand:
     """For a slave: the HA address of the master that it was told to follow; "" to ask the nameserver."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandingOver:
+class HandingOver(msgspec.Struct, frozen=True, rename="camel"):
     """The slave that a master hands over to: the address to ask it at, and its replica id."""
 
     broker_addr: str
     replica_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pledge:
+class Pledge(msgspec.Struct, frozen=True, rename="camel"):
     """A slave's promise to a candidate for the master's role: it follows nobody of an epoch below `epoch`.
 
     It stands until an epoch from `epoch` on begins, or the candidate says that it was not promoted.
@@ -131,8 +137,45 @@ class LineageState:
     pledge: Pledge | None = None
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
+    sealed: int = -1
+    """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
+    joined: int = -1
+    """The newest epoch that was read in a coordinator; -1 if none ever was."""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
+
+    def seals_out(self, epoch: int) -> bool:
+        """Whether a master of that epoch gets no ack of ours any more, by what we sealed."""
+        return self.sealed >= 0 and (epoch <= self.sealed or of_one_promotion(epoch, self.sealed))
+
+
+def without_its_log(state: LineageState) -> dict[str, Any]:
+    """What changes before the log is emptied, or once it is found so.  Until it reaches a master's end again it lacks
+    what it acknowledged, and no master counts for that but of the last epoch in which it did, or of a newer one.
+    """
+    last, changes = state.lineage.last, dict[str, Any](whole_from=OFFSET_MAX)
+    if state.joined >= 0 and last is not None:
+        before = last.number // PROMOTION_STEP * PROMOTION_STEP - 1
+        changes["sealed"] = max(state.sealed, before)
+    return changes
+
+
+def whole_again_from(whole_from: int, end: int, master_end: int) -> int:
+    """`whole_from` of a slave whose log ends at `end`, once it follows a master.
+
+    The master has what may be lost here, so the log is whole again at the end of the master's.  From then on it stays
+    whole, however far it is behind at its next connection.  The mark stays, too: a machine that goes down may take
+    what had come by then.
+    """
+    return master_end if end < whole_from else whole_from
+
+
+def lacks_its_log(state: LineageState, log: LogSpan) -> bool:
+    """Whether the log was emptied, or replaced by an older one, behind our back: it had these bytes for certain."""
+    last = state.lineage.last
+    if log.is_empty and log.end == 0 and last is not None and (last.start > 0 or state.master_end > 0):
+        return True
+    return any(one.master == state.replica_id and one.start > log.end for one in state.lineage.epochs)
 
 
 class LineageFile:
@@ -183,10 +226,10 @@ class LineageFile:
                 raise ListChanged("the list of replicas has changed just now; try again")
             return self._replace(**changes)
 
-    def followed(self, lineage: Lineage, *, cut: bool = False, **changes: Any) -> LineageState:
+    def followed(self, lineage: Lineage, *, end: int, cut: bool = False, **changes: Any) -> LineageState:
         """As update(), for a slave that follows a master with this lineage.  A pledge to one of its epochs,
-        or to an older one, is over; a pledge given at the same time to another epoch stands.  `cut`: the
-        slave had to cut bytes first.  Raises OSError.
+        or to an older one, is over; a pledge given at the same time to another epoch stands.  `end` is where
+        our log ends.  `cut`: the slave had to cut bytes first.  Raises OSError.
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
@@ -198,8 +241,7 @@ class LineageFile:
                 and self.state.lineage.last not in self._in_doubt
             ):
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
-            # The master has what we may have lost: our log is whole again at the end of the master's log.
-            whole_from = changes["master_end"] if self.state.whole_from else 0
+            whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"])
             changes |= {"pledge": pledge, "whole_from": whole_from, "given": ReplicaList()}
             return self._replace(lineage=lineage, **changes)
 
@@ -262,7 +304,9 @@ def _with_last_master(state: LineageState, replicas: Mapping[str, Replica]) -> M
     if known.seen_ms >= heard_ms:
         return replicas
     addr = state.members.replicas.get(last.master, "") or known.broker_addr
-    return _newest({**replicas, last.master: replace(known, broker_addr=addr, seen_ms=heard_ms)})
+    return _newest(
+        {**replicas, last.master: msgspec.structs.replace(known, broker_addr=addr, seen_ms=heard_ms)}
+    )
 
 
 def _left_nothing(state: LineageState, lineage: Lineage) -> bool:
@@ -283,124 +327,77 @@ def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False)
     return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
 
 
+class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """The file.  What has a default is not in every file, or not in those of our first versions."""
+
+    replica_id: str
+    boot_id: str
+    epochs: list[Any]
+    master_role: str
+    master_end: int = -1
+    master_heard_ms: int = 0
+    replicas: dict[str, Replica]
+    members: Any = None
+    given: Any = None
+    whole_from: int = 0
+    sealed: int = -1
+    joined: int = -1
+    past: list[Any] = []
+    pledge: Pledge | UnsetType | None = None
+    command: RoleCommand | UnsetType | None = None
+    handing_over: HandingOver | UnsetType | None = None
+
+
+_OTHER_FORM = {"epochs", "members", "given", "past"}
+_SAME_FORM = [name for name in _Written.__struct_fields__ if name not in _OTHER_FORM]
+
+
 def encode_state(state: LineageState) -> bytes:
-    said: dict[str, Any] = {
-        "replicaId": state.replica_id,
-        "bootId": state.boot_id,
-        "epochs": encode_epochs(state.lineage),
-        "masterRole": state.master_role,
-        "masterEnd": state.master_end,
-        "masterHeardMs": state.master_heard_ms,
-        "replicas": {
-            name: {
-                "brokerAddr": one.broker_addr,
-                "offset": one.offset,
-                "seenMs": one.seen_ms,
-                "inSync": one.in_sync,
-            }
-            for name, one in state.replicas.items()
-        },
-    }
-    said["members"] = encode_members(state.members)
-    said["given"] = encode_members(state.given)
-    said["wholeFrom"] = state.whole_from
-    said["past"] = encode_epoch_list(state.past)
-    if state.pledge is not None:
-        said["pledge"] = {
-            "epoch": state.pledge.epoch,
-            "replicaId": state.pledge.replica_id,
-            "brokerAddr": state.pledge.broker_addr,
-        }
-    if state.command is not None:
-        command = state.command
-        said["command"] = {
-            "role": command.role,
-            "brokerId": command.broker_id,
-            "fileRole": command.file_role,
-            "sinceMs": command.since_ms,
-            "why": command.why,
-            "haMaster": command.ha_master,
-        }
-    if state.handing_over is not None:
-        said["handingOver"] = {
-            "brokerAddr": state.handing_over.broker_addr,
-            "replicaId": state.handing_over.replica_id,
-        }
-    body = orjson.dumps(said, option=orjson.OPT_INDENT_2)
-    return orjson.dumps({"crc32": zlib.crc32(body)}) + b"\n" + body + b"\n"
+    values = {name: getattr(state, name) for name in _SAME_FORM}
+    same: dict[str, Any] = {name: UNSET if value is None else value for name, value in values.items()}
+    written = _Written(
+        **same,
+        epochs=encode_epochs(state.lineage),
+        members=encode_members(state.members),
+        given=encode_members(state.given),
+        past=encode_epoch_list(state.past),
+    )
+    body = typed_json.encode_pretty(written)
+    return b"%b\n%b\n" % (_head(body), body)
 
 
 def decode_state(content: bytes) -> LineageState:
-    """Raises ValueError, or what PersistedFile takes for it, when the content is not what was written."""
+    """Raises ValueError when the content is not what was written."""
     head, _, body = content.partition(b"\n")
-    body = body.removesuffix(b"\n")
-    said = orjson.loads(_sound(head, body))
+    written = typed_json.decode(_Written, _sound(head, body.removesuffix(b"\n")))
     try:
         # This broker wrote it and believed it once; a start that refuses it would help nobody.
-        lineage = decode_epochs(said["epochs"], LONG_MAX)
-        past = decode_epoch_list(said.get("past", []), LONG_MAX)
-        members = decode_members(said.get("members"), LONG_MAX)
-        given = decode_members(said.get("given"), LONG_MAX)
+        return LineageState(
+            **{name: getattr(written, name) for name in _SAME_FORM},
+            lineage=decode_epochs(written.epochs, LONG_MAX),
+            past=decode_epoch_list(written.past, LONG_MAX),
+            members=decode_members(written.members, LONG_MAX),
+            given=decode_members(written.given, LONG_MAX),
+        )
     except ProtocolError as error:
         raise ValueError(str(error)) from None
-    command, handing, pledge = said.get("command"), said.get("handingOver"), said.get("pledge")
-    return LineageState(
-        replica_id=_of(str, said["replicaId"]),
-        boot_id=_of(str, said["bootId"]),
-        lineage=lineage,
-        master_role=_of(str, said["masterRole"]),
-        replicas={
-            name: Replica(
-                _of(str, one["brokerAddr"]),
-                _of(int, one["offset"]),
-                _of(int, one["seenMs"]),
-                _of(bool, one["inSync"]),
-            )
-            for name, one in _of(dict, said["replicas"]).items()
-        },
-        command=None
-        if command is None
-        else RoleCommand(
-            _of(str, command["role"]),
-            _of(int, command["brokerId"]),
-            _of(str, command["fileRole"]),
-            _of(int, command["sinceMs"]),
-            _of(str, command["why"]),
-            _of(str, command["haMaster"]),
-        ),
-        handing_over=None
-        if handing is None
-        else HandingOver(_of(str, handing["brokerAddr"]), _of(str, handing["replicaId"])),
-        members=members,
-        given=given,
-        past=past,
-        pledge=None
-        if pledge is None
-        else Pledge(_of(int, pledge["epoch"]), _of(str, pledge["replicaId"]), _of(str, pledge["brokerAddr"])),
-        # Not in the files of our first versions.
-        whole_from=_of(int, said.get("wholeFrom", 0)),
-        master_end=_of(int, said.get("masterEnd", -1)),
-        master_heard_ms=_of(int, said.get("masterHeardMs", 0)),
-    )
+
+
+def _head(body: bytes) -> bytes:
+    return b'{"crc32":%d}' % zlib.crc32(body)
 
 
 def _sound(head: bytes, body: bytes) -> bytes:
     """The body, with one flipped bit turned back if there is one.  Raises ValueError if more is wrong."""
-    right = orjson.dumps({"crc32": zlib.crc32(body)})
+    right = _head(body)
     if head == right:
         return body
     if differ_in_a_bit(head, right):  # it is the checksum that rotted
         logger.error("a bit of the lineage file's checksum had flipped, its content is sound")
         return body
-    crc = orjson.loads(head)["crc32"]
-    fixed = with_bit_back(body, crc) if isinstance(crc, int) and 0 <= crc < 1 << 32 else None
+    crc = typed_json.decode(dict[str, int], head).get("crc32", -1)
+    fixed = with_bit_back(body, crc) if 0 <= crc < 1 << 32 else None
     if fixed is None:
         raise ValueError("its checksum is another one")
     logger.error("a bit of the lineage file had flipped, it is turned back")
     return fixed
-
-
-def _of(kind: type[T], value: object) -> T:
-    if not isinstance(value, kind):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-    return value

@@ -82,6 +82,11 @@ class MemberList:
         return version < self._wanted or is_new or replica_id in self.missing
 
     @property
+    def is_overruled(self) -> bool:
+        """Whether a coordinator's voters count, and not this list."""
+        return self._group.by_voters
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Slaves that do not know the present list.  Until they do, the slaves that it adds do not count."""
         return self._membership.missing

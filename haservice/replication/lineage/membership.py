@@ -29,7 +29,7 @@ from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Lineage, Mark, n
 REPLICAS_MAX = 64
 # So many masters in a row may be promoted without any of their lists coming into effect.
 OVER_MAX = 4
-LOST_POWER = "its machine went down, and what it had acknowledged and not flushed may be lost there"
+LOST_POWER = "its machine went down, or its store was emptied, and it has not caught up since"
 NOBODY: Mapping[str, str] = {}
 
 
@@ -330,7 +330,7 @@ def _why_unsafe_by(
             " of replicas was made"
         )
     if not me.is_whole:
-        return "its machine went down, and what it had acknowledged and not flushed may be lost here"
+        return "its machine went down, or its store was emptied, and it has not caught up since"
     counted = slaves & {me.replica_id, *(one.replica_id for one in heard if one.is_whole)}
     if len(counted) >= members.wanted:
         return ""

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 WRITER_STOP_SECONDS = 5.0
 # Only the first report is compared with the log.
 _NOT_ASKED = LogRange(0, 0)
+# Looked up for each report otherwise, which takes ten times as long.
+_WAIT_REPORT = MasterState.WAIT_REPORT
 
 
 class PeerLogger(logging.LoggerAdapter[logging.Logger]):
@@ -211,14 +213,15 @@ class HAConnection:
         self.heard_s = time.monotonic()
         log, progress = self._log, self.progress
         reports = self._reports.feed(data)
-        waiting = progress.state is MasterState.WAIT_REPORT
-        if waiting:
-            self._greet(self._reports, reports)
-        if not reports:
+        if progress.state is not _WAIT_REPORT:
+            if reports:
+                self._group.reported(progress, reports, _NOT_ASKED)
             return
-        self._group.reported(progress, reports, LogRange(log.start, log.end) if waiting else _NOT_ASKED)
-        if waiting and progress.state is MasterState.TRANSFER:
-            self._begin()
+        self._greet(self._reports, reports)
+        if reports:
+            self._group.reported(progress, reports, LogRange(log.start, log.end))
+            if progress.state is MasterState.TRANSFER:
+                self._begin()
 
     def _begin(self) -> None:
         """The first report has been taken: bytes flow."""

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.member_list import MemberList
@@ -87,6 +89,7 @@ class Greeter:
             lambda: lineage.state.lineage,
             objection=lambda slave: self._why_taken(slave, peer),
             members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
+            is_appointed=lineage.state.joined >= 0,
         )
 
     def greeted(self, connection: HAConnection, answer: GreetingAnswer) -> None:
@@ -185,7 +188,9 @@ class Greeter:
             )
             if progress.state is MasterState.TRANSFER:
                 lack = self._in_sync.lack(connection, end, now_s)
-                one = replace(self._replica(slave, progress.reported, heard_ms), in_sync=not lack)
+                one = msgspec.structs.replace(
+                    self._replica(slave, progress.reported, heard_ms), in_sync=lack is None
+                )
             else:
                 one = self._replica(slave, slave.position, heard_ms)
             replicas[slave.replica_id] = one

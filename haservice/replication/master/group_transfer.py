@@ -25,6 +25,8 @@ T = TypeVar("T")
 RECONNECT_S = 0.2
 # At most so many slaves are expected back at once.
 EXPECTED_MAX = 16
+# More acks than there can be.
+NEVER = 1 << 30
 
 
 class _Expected(NamedTuple):
@@ -46,8 +48,14 @@ class GroupTransferService(Generic[T]):
         table: AckTable,
         on_acked: Callable[[list[T], bool], None],
         on_mark: Callable[[], None] = lambda: None,
+        *,
+        by_voters: bool = False,
     ) -> None:
+        """`by_voters`: whose acks count is what count_by() says, and nobody's do before."""
         self.table = table
+        self.by_voters = by_voters
+        if by_voters:
+            table.counting, table.needed = frozenset(), NEVER
         self.lock = threading.Lock()
         self.on_acked = on_acked
         self._on_mark = on_mark
@@ -124,7 +132,16 @@ class GroupTransferService(Generic[T]):
         self._on_mark()
 
     def count_only(self, counting: frozenset[str], needed: int) -> None:
-        """From now on other slaves count, or another number of them is needed."""
+        """From now on other slaves count by the list of replicas, or another number of them is needed."""
+        if not self.by_voters:
+            self._count(counting, needed)
+
+    def count_by(self, voters: frozenset[str], needed: int) -> None:
+        """As count_only(), by the coordinator's word."""
+        assert self.by_voters
+        self._count(voters, needed)
+
+    def _count(self, counting: frozenset[str], needed: int) -> None:
         done: list[T] = []
         with self.lock:
             for advance in self.table.count_only(counting, needed):
@@ -134,11 +151,10 @@ class GroupTransferService(Generic[T]):
         self._on_mark()
 
     def _resolve(self, advance: Advance, done: list[T]) -> None:
-        assert self.lock.locked()
+        """Needs the lock."""
         unproven, proven = advance
-        is_proven = self.table.is_proven
         # Waits for bytes that this slave was never sent stay: other slaves may still ack those bytes.
-        done += self._waiters.advance(proven, lambda end: end > unproven or is_proven(end))
+        done += self._waiters.advance(proven, unproven, self.table.is_proven)
 
     # -- the thread: deadlines ----------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.outgoing import SourceLog
 from haservice.replication.master.progress import AckTable
 from haservice.replication.rates_and_backoff import Growth
-from haservice.replication.status import SlaveStatus
+from haservice.replication.status import Lack, NotInSync, SlaveStatus
 from haservice.replication.wire.greeting import GreetedLog
 from haservice.replication.wire.protocol import MasterState
 
@@ -49,20 +49,20 @@ class InSync:
         self._fallbehind_max_bytes = config.fallbehind_max_bytes
         self._slave_timeout_ms = config.slave_timeout_ms
 
-    def lack(self, connection: HAConnection, end: int, now_s: float) -> str:
-        """Why the slave is not in sync; empty when it is."""
+    def lack(self, connection: HAConnection, end: int, now_s: float) -> Lack | None:
+        """Why the slave is not in sync; None if it is."""
         progress = connection.progress
         if progress.state is not MasterState.TRANSFER:
-            return "has not reported yet"
+            return Lack(NotInSync.NO_REPORT)
         lag_bytes = end - progress.reported
         if lag_bytes >= self._fallbehind_max_bytes:
-            return f"{lag_bytes} bytes behind, haSlaveFallbehindMax is {self._fallbehind_max_bytes}"
+            return Lack(NotInSync.BYTES_BEHIND, (lag_bytes, self._fallbehind_max_bytes))
         if not self._table.counts(progress):
-            return f"does not count yet: {self._waited_for()}"
+            return Lack(NotInSync.NOT_COUNTED, (self._waited_for(),))
         behind_s = self._lag_s(progress.reported, end, now_s)
         if behind_s * 1000 > self._slave_timeout_ms:
-            return f"{behind_s:.1f} s behind, slaveTimeout is {self._slave_timeout_ms} ms"
-        return ""
+            return Lack(NotInSync.SECONDS_BEHIND, (behind_s, self._slave_timeout_ms))
+        return None
 
     def near(self, offset: int) -> bool:
         """Whether a slave whose log ends at `offset` would be in sync, judged by bytes."""
@@ -75,11 +75,11 @@ class InSync:
         """How many slaves are in sync (each counts once, whatever its connections); and each one's status."""
         now_s = time.monotonic()
         lacks = {connection: self.lack(connection, end, now_s) for connection in connections}
-        in_sync = {one.progress.identity for one, lack in lacks.items() if not lack}
+        in_sync = {one.progress.identity for one, lack in lacks.items() if lack is None}
         return len(in_sync), tuple(self._slave(one, end, now_s, lack) for one, lack in lacks.items())
 
-    def _slave(self, connection: HAConnection, end: int, now_s: float, lack: str) -> SlaveStatus:
-        progress = connection.progress
+    def _slave(self, connection: HAConnection, end: int, now_s: float, lack: Lack | None) -> SlaveStatus:
+        progress, slave = connection.progress, connection.slave
         known = progress.state is MasterState.TRANSFER
         return SlaveStatus(
             addr=connection.peer,
@@ -91,10 +91,10 @@ class InSync:
             lag_bytes=max(0, end - max(progress.reported, 0)),
             lag_seconds=self._lag_s(progress.reported, end, now_s) if known else 0.0,
             bytes_per_second=connection.rate.rate(now_s),
-            in_sync=not lack,
-            reason=lack,
-            replica_id=connection.slave.replica_id if connection.slave is not None else "",
-            broker_addr=connection.slave.broker_addr if connection.slave is not None else "",
+            lack=lack,
+            replica_id=slave.replica_id if slave is not None else "",
+            broker_addr=slave.broker_addr if slave is not None else "",
+            software=slave.software if slave is not None else "",
             heard_ms=self.heard_ms(connection),
         )
 
@@ -108,6 +108,8 @@ class InSync:
 
     def _waited_for(self) -> str:
         """Which slaves have to learn the present list of replicas before those that it adds count."""
+        if self._list is not None and self._list.is_overruled:
+            return "the coordinator does not have it among the voters yet"
         if self._list is None or not self._list.missing:
             return "the list of replicas is just being written"
         named = ", ".join(map(self._list.name_of, self._list.missing))

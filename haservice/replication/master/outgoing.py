@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from socket import MSG_MORE
 from typing import NamedTuple, Protocol
 
 from commitlog.disk.files import Buffer
@@ -30,6 +31,8 @@ TRANSFERS_PER_WINDOW = 64
 PUSH_BYTES_MAX = 256 * 1024
 # With less than this left to send, a slave whose bytes gather has caught up.
 GATHER_BYTES = 1024 * 1024
+# What is pushed is metered this often.
+METER_S = 0.02
 # The kernel takes so many pieces with one call.
 PIECES_MAX = 1024
 
@@ -68,8 +71,6 @@ def transfers_of(begin: int, buffers: Sequence[Buffer], batch_bytes: int) -> tup
 
     Where it can, a transfer ends between buffers: a record that is whole in one costs the slave less.
     """
-    if len(buffers) == 1 and (size := len(buffers[0])) <= batch_bytes:
-        return [TRANSFER_HEADER.pack(begin, size), buffers[0]], [begin + size]
     pieces: list[Buffer] = []
     heads: list[tuple[int, int]] = []  # each transfer's first piece, and its begin
     ends: list[int] = []
@@ -146,7 +147,8 @@ class Outgoing:
         self._turn = threading.Lock()  # whoever holds it sends; guards all below, and progress.sent
         self._pushes = False
         self._rest: Rest | None = None
-        self._last_write_s = time.monotonic()
+        self._last_write_s = self._meter_s = time.monotonic()
+        self._unmetered = 0
 
     def open(self) -> None:
         """The slave has reported: appends are pushed from now on."""
@@ -173,7 +175,7 @@ class Outgoing:
             self._progress.sent != begin
             or not buffers
             or end - begin > PUSH_BYTES_MAX
-            or not self._turn.acquire(blocking=False)
+            or not self._turn.acquire(False)
         ):
             return
         try:
@@ -189,19 +191,27 @@ class Outgoing:
             self._turn.release()
 
     def _push(self, begin: int, end: int, buffers: Sequence[Buffer]) -> None:
-        assert self._turn.locked()
+        """Needs the turn."""
         assert self._prompt is not None
-        pieces, ends = transfers_of(begin, buffers, self._batch_bytes)
-        if len(pieces) > PIECES_MAX:
-            return
-        # First: the slave's ack of these bytes may be read before the call returns here.
-        self._progress.sent = end
-        sent = self._prompt.send_now(pieces)
+        ends = [end]
+        if len(buffers) == 1 and end - begin <= self._batch_bytes:
+            # First: the slave's ack of these bytes may be read before the call returns here.
+            self._progress.sent = end
+            sent = self._prompt.send_frame_now(begin, buffers[0])
+        else:
+            pieces, ends = transfers_of(begin, buffers, self._batch_bytes)
+            if len(pieces) > PIECES_MAX:
+                return
+            self._progress.sent = end
+            sent = self._prompt.send_now(pieces)
         if sent != len(ends) * HEADER_BYTES + end - begin:
             self._rest = rest_of(begin, ends, sent)
         self._last_write_s = now_s = time.monotonic()
-        self._growth.note(end, now_s)
-        self.rate.add(end - begin, now_s)
+        self._unmetered += end - begin
+        if now_s >= self._meter_s:
+            self._growth.note(end, now_s)
+            self.rate.add(self._unmetered, now_s)
+            self._meter_s, self._unmetered = now_s + METER_S, 0
 
     # -- ha-write -----------------------------------------------------------------------------------
 
@@ -243,7 +253,7 @@ class Outgoing:
         header, position, end = rest
         sent = self._progress.sent
         while position < sent:
-            if header and self._transport.send(header, True) != len(header):
+            if header and self._transport.send(header, MSG_MORE) != len(header):
                 raise BlockingIOError
             while position < end:
                 window = self._log.transfer_window(position, end - position)
@@ -280,5 +290,6 @@ class Outgoing:
 
     def send_header(self, offset: int, size: int, more: bool = False) -> None:
         header = TRANSFER_HEADER.pack(offset, size)
-        if self._transport.send(header, more) != len(header):  # only a timeout cuts such a small write short
+        # Only a timeout cuts such a small write short.
+        if self._transport.send(header, MSG_MORE if more else 0) != len(header):
             raise BlockingIOError

@@ -74,15 +74,13 @@ class LogRange(NamedTuple):
     end: int
 
 
-class Advance(NamedTuple):
-    """Waits for an end beyond `unproven`, up to `proven`, are resolved.
-
-    For ends up to `unproven`, ask is_proven(): they were proven before, by a part of this ack that does not
-    touch the rest, or not yet.
-    """
-
-    unproven: int
-    proven: int
+# Waits for an end beyond `unproven`, up to `proven`, are resolved, of a pair (unproven, proven).  For ends up to
+# `unproven`, ask is_proven(): they were proven before, by a part of this ack that does not touch the rest, or
+# not yet.  Of each ack: a tuple with names would take as long to make as what it is made for.
+Advance = tuple[int, int]
+_NO_RANGE = (0, -1)
+# To look a member of an enum up takes ten times as long.
+_WAIT_REPORT, _CLOSED = MasterState.WAIT_REPORT, MasterState.CLOSED
 
 
 class SlaveProgress:
@@ -168,8 +166,8 @@ class HeldRanges:
     def add(self, low: int, high: int) -> bool:
         """Adds (low, high]; returns whether anything in it is new."""
         ranges = self._ranges
-        if ranges and ranges[-1][0] <= low <= ranges[-1][1]:  # nearly always: it continues the last range
-            first, last = ranges[-1]
+        first, last = ranges[-1] if ranges else _NO_RANGE
+        if first <= low <= last:  # nearly always: it continues the last range
             if high > last:
                 ranges[-1] = (first, high)
             return high > last
@@ -205,7 +203,7 @@ class AckTable:
         self._segment_bytes = segment_bytes
         self._life_start = life_start
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
-        self._held = HeldRanges()
+        self.held = HeldRanges()
 
     def open(self, progress: SlaveProgress) -> None:
         self.connections.append(progress)
@@ -227,7 +225,7 @@ class AckTable:
 
     def is_proven(self, end: int) -> bool:
         """Whether the record that ends at `end` is acknowledged: enough slaves held it at one moment."""
-        return end in self._held
+        return end in self.held
 
     def furthest_with(self, reports: Mapping[str, int]) -> int:
         """What `furthest` would be if these identities were connected, too, and had reported so far."""
@@ -256,10 +254,10 @@ class AckTable:
 
     def reports(self, progress: SlaveProgress, reports: Sequence[int], log: LogRange) -> Advance | None:
         """Takes what one read brought, oldest first; the last one counts.  Raises ReportRefused."""
-        if progress.state is MasterState.WAIT_REPORT:
+        if progress.state is _WAIT_REPORT:
             return self._first_report(progress, reports, log)
         last = progress.reported
-        if progress.state is MasterState.CLOSED:
+        if progress.state is _CLOSED:
             raise ReportRefused(
                 Refusal.REPLACED,
                 reports[-1],
@@ -285,7 +283,7 @@ class AckTable:
         progress.reported = last
         if progress.acked is not None or last > progress.sent_from:
             progress.acked = last
-        if self.needed > 1 or not self.counts(progress):
+        if self.needed > 1 or (self.counting is not None and not self.counts(progress)):
             self.furthest = self.furthest_with({})
         elif last > self.furthest:
             self.furthest = last
@@ -390,13 +388,14 @@ class AckTable:
         if acked is None:
             return None
         self.proven = max(self.proven, acked)
-        if not self.counts(progress):
+        if self.counting is not None and not self.counts(progress):
             return None
         if self.needed == 1:
-            return Advance(progress.sent_from, acked) if self._held.add(progress.sent_from, acked) else None
+            sent_from = progress.sent_from
+            return (sent_from, acked) if self.held.add(sent_from, acked) else None
         parts = self._held_by_enough(progress.identity, progress.sent_from, acked)
-        new = [part for part in parts if self._held.add(*part)]
-        return Advance(*new[-1]) if new else None
+        new = [part for part in parts if self.held.add(*part)]
+        return new[-1] if new else None
 
     def _held_by_enough(self, identity: str, low: int, high: int) -> list[tuple[int, int]]:
         """The parts of (low, high], held by `identity`, that enough others hold as well; ascending."""
@@ -448,7 +447,7 @@ class AckTable:
         """What always holds; for tests and simulations."""
         assert 0 <= self.proven <= log_end, (self.proven, log_end)
         assert self.furthest <= log_end
-        self._held.check_invariants()
+        self.held.check_invariants()
         for slave in self._live():
             assert 0 <= slave.sent_from <= slave.sent <= log_end, slave.peer
             assert REPORT_NOTHING <= slave.reported <= slave.sent, slave.peer
@@ -457,7 +456,7 @@ class AckTable:
                 assert slave.acked <= self.proven, slave.peer
         verified = [slave.identity for slave in self._live() if slave.verified]
         assert len(verified) == len(set(verified)), verified
-        assert self._held.furthest <= self.proven
+        assert self.held.furthest <= self.proven
         assert self.furthest == self.furthest_with({})
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+import msgspec
 
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
@@ -62,7 +63,7 @@ class ReplicaRecorder:
         if known is None:
             return
         with self._lock:
-            self._left[replica_id] = replace(known, offset=offset, seen_ms=seen_ms)
+            self._left[replica_id] = msgspec.structs.replace(known, offset=offset, seen_ms=seen_ms)
         self._woken.set()
 
     # -- the thread ---------------------------------------------------------------------------------

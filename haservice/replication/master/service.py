@@ -50,7 +50,9 @@ class MasterHAService(Generic[T]):
 
     With SYNC_FLUSH, `flushes` limits consumers to flushed bytes.  With `greets`, slaves of ours are greeted.
     `doors` lists the ports beside the plain one.  `loop` answers a SYNC_MASTER's sends: it reads the acks,
-    and calls on_acked, too.  `on_failure(thread, error)` is told of a thread that died.
+    and calls on_acked, too.  `on_failure(thread, error)` is told of a thread that died.  `by_voters`: whose acks
+    count is what count_by() says, not the list of replicas.  `on_lost` is called when the link of a slave of ours has
+    ended.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class MasterHAService(Generic[T]):
         greets: Greets | None = None,
         doors: SecureDoors | None = None,
         loop: Loop | None = None,
+        by_voters: bool = False,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._log = log
@@ -75,7 +79,10 @@ class MasterHAService(Generic[T]):
         self._bind_address = bind_address
         self._loop = loop
         self._table = AckTable(log.segment_bytes, log.end, slaves_needed(config.in_sync_replicas))
-        self._group: GroupTransferService[T] = GroupTransferService(self._table, on_acked, on_mark)
+        self._group: GroupTransferService[T] = GroupTransferService(
+            self._table, on_acked, on_mark, by_voters=by_voters
+        )
+        self.submit = self._group.submit
         self._mark = HighWaterMark(config.read_mark, config.fallbehind_max_bytes)
         self._shows_flushed = flushes and config.read_mark is not ReadMark.OFF
         self._growth = Growth()
@@ -92,6 +99,7 @@ class MasterHAService(Generic[T]):
             )
         self._threads, self._accepting = HAThreads(), HAThreads()
         self._on_failure = on_failure
+        self._on_lost = on_lost
 
     def _acceptor(self, doors: SecureDoors | None) -> AcceptSocketService:
         config = self._config
@@ -148,7 +156,9 @@ class MasterHAService(Generic[T]):
 
         The slave is connected, or was cut off a moment ago.
         """
-        furthest = self._group.furthest()
+        furthest = self._table.furthest
+        if furthest < 0:
+            furthest = self._group.furthest()
         return furthest >= 0 and end - furthest < self._fallbehind_max_bytes
 
     def readable_end(self) -> int:
@@ -158,11 +168,6 @@ class MasterHAService(Generic[T]):
         if self._role is not BrokerRole.SYNC_MASTER:
             return end
         return self._mark.readable_end(self._group.furthest(), end)
-
-    def submit(self, end: int, deadline_s: float, waiter: T) -> bool:
-        """True if a slave is known to hold `end`; else on_acked gets `waiter` back, by `deadline_s`
-        (time.monotonic()) at the latest."""
-        return self._group.submit(end, deadline_s, waiter)
 
     def return_waits_to(self, on_acked: Callable[[list[T], bool], None]) -> None:
         """Sets on_acked, before the first wait; for one that is built after this service, and uses it."""
@@ -183,6 +188,14 @@ class MasterHAService(Generic[T]):
         for connection in self._accept.connections:
             if connection.called:
                 connection.shut_down()
+
+    def count_by(self, voters: frozenset[str], needed: int) -> None:
+        """Whose acks count from now on, by the coordinator's word; and how many an OK takes."""
+        self._group.count_by(voters, needed)
+
+    @property
+    def acknowledged(self) -> int:  # nothing beyond it has had the acks that an OK takes
+        return self._table.held.furthest
 
     def status(self) -> HAStatus:
         end = self._log.end
@@ -234,3 +247,5 @@ class MasterHAService(Generic[T]):
         if self._greeter is not None:
             self._greeter.left(connection)
         self._absent.ended(connection, error)
+        if connection.slave is not None:
+            self._on_lost()

@@ -48,6 +48,8 @@ from haservice.replication.wire.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
+# What is received is metered this often.
+METER_S = 0.02
 NO_MASTER = "no master known: no nameserver has named one, and haMasterAddress is not set"
 
 
@@ -58,7 +60,7 @@ class HAClient:
     `damage` says what is wrong with us, if anything: then we neither append nor report.  `flush`, if given,
     is called before every report, so that reports speak of flushed bytes.  `boundary` says up to where our
     log is known to be whole records.  With a `rejoin`, masters of ours are greeted.  `objection` says why a
-    master may not be followed, see SlaveSession.
+    master may not be followed, see SlaveSession.  `on_lost` is called when the link to a master of ours has ended.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class HAClient:
         doors: SecureDoors | None = None,
         check: IncomingCheck | None = None,
         objection: Callable[[MasterHello | None], str] = lambda _: "",
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         recovered_end = log.end
         boundary = boundary if boundary is not None else lambda: recovered_end
@@ -92,6 +95,8 @@ class HAClient:
         self._log = log
         self._flush = flush
         self._rejoin = rejoin
+        self._on_lost = on_lost
+        self._greeted = False  # by a master of ours, over the present link
         self._doors = doors
         self._clock_ms = clock_ms
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
@@ -103,10 +108,11 @@ class HAClient:
         self._stopping = False
         self._left = False  # set by _news or _stopping: how the link ends says nothing about the master
         self._link: Transport | None = None
-        self._timeout_s = 0.0  # the present link's receive timeout
+        self._look_s = 0.0  # when the present link's receive timeout has to be set again
         self._now_s = time.monotonic()  # when something last happened
         # For status(); written by ha-client only.
         self._rate = RateMeter(time.monotonic())
+        self._unmetered, self._meter_s = 0, 0.0
         self._last_read_s = self._last_write_s = 0.0  # 0: never
 
     # -- for others ---------------------------------------------------------------------------------
@@ -168,6 +174,7 @@ class HAClient:
             last_error=session.last_error or ("" if self._address else NO_MASTER),
             master_end=session.master_end,
             lineage=session.lineage,
+            software=session.master_software,
         )
 
     def _wall_ms(self, then_s: float) -> int:
@@ -187,9 +194,12 @@ class HAClient:
     def run(self, stop: threading.Event) -> None:
         session = self._session
         try:
-            while not self._stopping and not stop.is_set():
+            while not self._stopping:
                 try:
-                    self._do_all(self._next_event())
+                    if self._link is not None and not self._news:
+                        self._do_all(self._receive(self._link))
+                    else:
+                        self._do_all(self._next_event())
                 except (OSError, ProtocolError, CommitLogError) as error:
                     if not self._left:
                         self._do_all(session.lost(error, time.monotonic()))
@@ -201,11 +211,9 @@ class HAClient:
                 self._wakeup.close()
 
     def _next_event(self) -> Sequence[Action]:
-        """Waits for the next event, and tells the session."""
+        """Without a link, or with news: waits for the next event, and tells the session."""
         if self._news:
             return self._told()
-        if self._link is not None:
-            return self._receive(self._link)
         wake_s = self._session.wake_s
         self._wakeup.wait(None if wake_s is None else wake_s - time.monotonic())
         return self._session.tick(time.monotonic())
@@ -233,7 +241,7 @@ class HAClient:
 
     def _store(self, runs: Sequence[Run]) -> Sequence[Action]:
         append = self._log.append_replica
-        for offset, bodies, end in runs:
+        for offset, bodies, end, _ in runs:
             appended_to = append(offset, bodies)
             assert appended_to == end, (appended_to, end)
         self._now_s = now_s = time.monotonic()
@@ -252,6 +260,9 @@ class HAClient:
                 return self._dial(address)
             case Close():
                 self._close()
+                if self._greeted:
+                    self._greeted = False
+                    self._on_lost()
             case Cut(offset):
                 log.truncate(offset)
             case EndAt(offset, run):
@@ -281,6 +292,7 @@ class HAClient:
         plan = action.greeting.plan
         assert plan is not None
         self._rejoin.carry_out(action.greeting)
+        self._greeted = True
         logger.info(
             "greeted by master addr=%s plan=%s offset=%d",
             *(self._session.address, plan.step.name, plan.position),
@@ -299,7 +311,7 @@ class HAClient:
             if self._left:
                 link.close()
                 return ()
-            self._link, self._timeout_s = link, 0.0
+            self._link, self._look_s = link, 0.0
         self._session.reached()
         link.set_send_timeout(self._housekeeping_s)
         link.handshake()
@@ -309,11 +321,8 @@ class HAClient:
 
     def _receive(self, link: Transport) -> Sequence[Action]:
         session = self._session
-        wake_s = session.wake_s
-        assert wake_s is not None
-        wanted_s = wake_s - self._now_s
-        if wanted_s < self._timeout_s * 0.9 or self._timeout_s < wanted_s * 0.9:
-            self._set_timeout(link, wake_s)
+        if self._now_s >= self._look_s:
+            self._set_timeout(link)
         try:
             count = link.recv_into(session.space())
         except BlockingIOError:
@@ -327,14 +336,21 @@ class HAClient:
         if count == 0:
             return session.closed(now_s)
         self._last_read_s = now_s
-        self._rate.add(count, now_s)
+        self._unmetered += count
+        if now_s >= self._meter_s:
+            self._rate.add(self._unmetered, now_s)
+            self._meter_s, self._unmetered = now_s + METER_S, 0
         return session.received(count, now_s)
 
-    def _set_timeout(self, link: Transport, wake_s: float) -> None:
-        """Until the session wants to be woken.  While bytes flow the timeout stays, which saves a call."""
+    def _set_timeout(self, link: Transport) -> None:
+        """Until the session wants to be woken.  While bytes flow, that is no sooner than a tenth later."""
+        wake_s = self._session.wake_s
+        assert wake_s is not None
         self._now_s = now_s = time.monotonic()
-        self._timeout_s = wake_s - now_s
-        link.set_receive_timeout(self._timeout_s)
+        timeout_s = wake_s - now_s
+        flows = self._session.state is State.TRANSFER
+        self._look_s = now_s + timeout_s / 10 if flows else 0.0
+        link.set_receive_timeout(timeout_s)
 
     def _send(self, data: bytes) -> None:
         assert self._link is not None

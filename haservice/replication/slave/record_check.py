@@ -164,6 +164,16 @@ class RecordCheck:
         self._seam = self.whole
         return self.whole
 
+    def passed(self, offset: int, end: int) -> bool:
+        """Bytes from `offset` to `end`, which are to be appended, are whole, sound records, as scan() says.
+
+        False if the check does not stand at a whole record there; then feed() has to look.
+        """
+        if offset != self.end or offset != self.whole:
+            return False
+        self.end = self.whole = end
+        return True
+
     def feed(self, offset: int, buffers: Sequence[memoryview]) -> None:
         """Checks bytes that are to be appended at `offset`, all in one segment.
 

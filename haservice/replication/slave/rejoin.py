@@ -49,6 +49,8 @@ class IncomingCheck(Protocol):
 
     def stand_at(self, end: int) -> None: ...
 
+    def passed(self, offset: int, end: int) -> bool: ...
+
     def feed(self, offset: int, buffers: Sequence[memoryview]) -> None: ...
 
 
@@ -82,10 +84,19 @@ class Rejoin:
 
     def objection(self, master: MasterHello | None) -> str:
         """Why this master may not be followed, by what was promised; "" if it may.  None: a stock master."""
-        pledge = self.lineage.state.pledge
-        if pledge is None:
+        state = self.lineage.state
+        pledge = state.pledge
+        if pledge is None and state.sealed < 0:
             return ""
         last = master.lineage.last if master is not None else None
+        if state.seals_out(last.number if last is not None else -1):
+            number = last.number if last is not None else "unknown"
+            return (
+                f"its epoch is {number}, and this broker's log is sealed: it follows no master of epoch"
+                f" {state.sealed} or an older one"
+            )
+        if pledge is None:
+            return ""
         if last is not None and pledge.allows(last):
             return ""
         return (
@@ -96,7 +107,14 @@ class Rejoin:
     def greeting(self) -> SlaveGreeting:
         """The greeting for a new connection."""
         state = self.lineage.state
-        return SlaveGreeting(self._facts, state.replica_id, self._log, state.lineage, flushes=self._flushes)
+        return SlaveGreeting(
+            self._facts,
+            state.replica_id,
+            self._log,
+            state.lineage,
+            flushes=self._flushes,
+            is_appointed=state.joined >= 0,
+        )
 
     def carry_out(self, greeting: SlaveGreeting) -> None:
         """Call it after settle().  Raises GreetingRefused without a store, OSError, or CommitLogError."""
@@ -116,6 +134,7 @@ class Rejoin:
         assert self._log.end == plan.position, (self._log.end, plan)
         self.lineage.followed(
             master.lineage,
+            end=self._log.end,
             master_role=master.role,
             master_end=master.log.end,
             master_heard_ms=wall_clock_ms(),

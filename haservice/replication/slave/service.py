@@ -31,7 +31,7 @@ class Log(ReplicaLog, Protocol):
 
 
 class SlaveHAService:
-    """`damage`, `flush`, `boundary`, `rejoin` and `check` are HAClient's.
+    """`damage`, `flush`, `boundary`, `rejoin`, `check` and `on_lost` are HAClient's.
 
     With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers see only flushed bytes.
     `doors` says how it connects.  `on_failure(thread, error)` is told of a thread that died.
@@ -50,6 +50,7 @@ class SlaveHAService:
         rejoin: Rejoin | None = None,
         doors: SecureDoors | None = None,
         check: IncomingCheck | None = None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log
         self._lineage = rejoin.lineage if rejoin is not None else None
@@ -65,6 +66,7 @@ class SlaveHAService:
             doors=doors,
             check=check,
             objection=rejoin.objection if rejoin is not None else lambda _: "",
+            on_lost=on_lost,
         )
         self._recorder: MasterRecorder | None = None
         if self._lineage is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
+from haservice import __version__
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step, plan
 from haservice.replication.lineage.membership import ReplicaList
@@ -39,12 +40,13 @@ from haservice.replication.wire.protocol import REPORT, REPORT_NOT_YET, greeting
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a broker says of itself.  `broker_addr` is where clients reach it; `heartbeat_ms` is how often it
-    speaks at least."""
+    speaks at least; `software` is its version of haservice."""
 
     cluster_name: str
     broker_name: str
     broker_addr: str
     heartbeat_ms: int = 0
+    software: str = __version__
 
 
 class GreetedLog(Protocol):
@@ -105,6 +107,7 @@ class MasterGreeting:
 
     `objection(slave)` may say why this slave may not come now, for a reason that its hello does not show.
     `members(slave)` gives the list of replicas with this slave on it, written down; None keeps no list.
+    `is_appointed` is plan()'s.
     """
 
     def __init__(
@@ -117,7 +120,9 @@ class MasterGreeting:
         nonce: Callable[[], str] = lambda: secrets.token_hex(16),
         objection: Callable[[SlaveHello], str] = lambda _: "",
         members: Callable[[SlaveHello], ReplicaList] | None = None,
+        is_appointed: bool = False,
     ) -> None:
+        self._is_appointed = is_appointed
         self._nonce = nonce
         self._objection = objection
         self._members = members
@@ -148,6 +153,7 @@ class MasterGreeting:
             lineage=lineage.or_unknown(log),
             nonce=self._nonce(),
             heartbeat_ms=self._facts.heartbeat_ms,
+            software=self._facts.software,
         )
         return greeting_bytes(HELLO_OFFSET, self.said.encode())
 
@@ -180,7 +186,14 @@ class MasterGreeting:
             return GreetingOutcome.REFUSED, objection, True
         if self._lineage() != self._epochs_said:
             return GreetingOutcome.REFUSED, "a new epoch has begun since our hello", True
-        wanted = plan(slave.lineage, slave.log, said.lineage, said.log, slave.replica_id)
+        wanted = plan(
+            slave.lineage,
+            slave.log,
+            said.lineage,
+            said.log,
+            slave.replica_id,
+            is_appointed=self._is_appointed,
+        )
         if wanted.step is Step.OLD_MASTER:
             return (
                 GreetingOutcome.OLD_MASTER,
@@ -229,11 +242,21 @@ class MasterGreeting:
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes."""
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `is_appointed` is
+    plan()'s.
+    """
 
     def __init__(
-        self, facts: Facts, replica_id: str, log: GreetedLog, lineage: Lineage, *, flushes: bool = False
+        self,
+        facts: Facts,
+        replica_id: str,
+        log: GreetedLog,
+        lineage: Lineage,
+        *,
+        flushes: bool = False,
+        is_appointed: bool = False,
     ) -> None:
+        self._is_appointed = is_appointed
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
@@ -270,7 +293,9 @@ class SlaveGreeting:
         if self._strange is not None:
             return self._hello(master, Lineage(), log, log.end, log.end, log.end)
         lineage = self._lineage.or_unknown(log)
-        self.plan = decided = plan(lineage, log, master.lineage, master.log, self._replica_id)
+        self.plan = decided = plan(
+            lineage, log, master.lineage, master.log, self._replica_id, is_appointed=self._is_appointed
+        )
         if decided.step is Step.REFUSE:
             raise GreetingRefused(
                 decided.step.name, f"{decided.reason}; one of the two logs must be discarded"
@@ -296,6 +321,7 @@ class SlaveGreeting:
             lineage=lineage,
             nonce=master.nonce,
             heartbeat_ms=self._facts.heartbeat_ms,
+            software=self._facts.software,
             keeps_list=True,
         )
         return slave_hello_block(hello.encode())

@@ -40,6 +40,8 @@ DIGEST_BYTES_MAX = 16 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
 # The most characters of a peer's text, for people.
 _WORDS_MAX = 500
+# Of a version; a longer one is cut.
+_SOFTWARE_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class MasterHello:
     nonce: str = ""
     heartbeat_ms: int = 0
     """How often it speaks at least; 0 if it does not say."""
+    software: str = ""
+    """Its version of haservice, for people; "" before 0.5."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -67,6 +71,7 @@ class MasterHello:
                 "version": VERSION,
                 "nonce": self.nonce,
                 "heartbeatMs": self.heartbeat_ms,
+                "haserviceVersion": self.software,
                 "replicaId": self.replica_id,
                 "clusterName": self.cluster_name,
                 "brokerName": self.broker_name,
@@ -94,6 +99,7 @@ class MasterHello:
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
             heartbeat_ms=_heartbeat_ms(said),
+            software=_words(said.get("haserviceVersion"))[:_SOFTWARE_MAX],
         )
 
 
@@ -120,6 +126,8 @@ class SlaveHello:
     """As in the master's hello."""
     keeps_list: bool = False
     """Whether it writes down the verdict's list before it reports; slaves before 0.5 do not."""
+    software: str = ""
+    """As in the master's hello."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -127,6 +135,7 @@ class SlaveHello:
                 "version": VERSION,
                 "nonce": self.nonce,
                 "heartbeatMs": self.heartbeat_ms,
+                "haserviceVersion": self.software,
                 "replicaId": self.replica_id,
                 "brokerName": self.broker_name,
                 "brokerAddr": self.broker_addr,
@@ -159,6 +168,7 @@ class SlaveHello:
             lineage=decode_epochs(said.get("epochs")),
             nonce=_nonce(said),
             heartbeat_ms=_heartbeat_ms(said),
+            software=_words(said.get("haserviceVersion"))[:_SOFTWARE_MAX],
             keeps_list=said.get("keepsList") is True,
         )
 

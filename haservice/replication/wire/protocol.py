@@ -25,6 +25,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from commitlog.kernel import native
 from haservice.errors import ProtocolError
 from haservice.replication.wire.hello import HELLO_BYTES_MAX, HELLO_OFFSET, SLAVE_HELLO_MARK, VERDICT_OFFSET
 
@@ -163,11 +164,15 @@ class ReportReader:
 
 
 class Run(NamedTuple):
-    """Bodies that follow each other inside one segment, for one append: views of the buffer."""
+    """Bodies that follow each other inside one segment, for one append: views of the buffer.
+
+    Up to `whole` they are known to be whole, sound records; with -1 nobody has looked.
+    """
 
     offset: int
     bodies: list[memoryview]
     end: int
+    whole: int = -1
 
 
 assert REPORT.pack(HELLO_OFFSET) == _CALL
@@ -186,6 +191,7 @@ class TransferReader:
         self._receive_bytes = receive_bytes
         self._buffer = bytearray(TRANSFER_BYTES_MAX + receive_bytes)
         self._view = memoryview(self._buffer)
+        self._front = self._view[:receive_bytes]
         self._parsed = 0
         self._filled = 0
 
@@ -195,6 +201,9 @@ class TransferReader:
 
     def space(self) -> memoryview:
         """Where to receive next.  First moves what is left of a cut transfer to the front."""
+        if self._parsed == self._filled:
+            self._parsed = self._filled = 0
+            return self._front
         if self._parsed:
             rest = self._filled - self._parsed
             self._view[:rest] = self._view[self._parsed : self._filled]
@@ -227,25 +236,38 @@ class TransferReader:
         data = bytes(self._buffer[self._parsed : min(self._filled, self._parsed + REPORT_BYTES)])
         return not (_CALL.startswith(data) or _HELLO_BEGINS.startswith(data))
 
-    def runs(self, end: int, count: int = 0) -> list[Run]:
+    def runs(self, end: int, count: int = 0, check: bool = False) -> list[Run]:
         """The whole transfers at hand, with `count` bytes more than before, as runs that continue a log
         which ends at `end`.
 
-        A log that ends at 0 takes its first transfer wherever a segment begins; a heartbeat there gives a run
-        without bodies.  Raises ProtocolError at the first transfer that does not fit.  Those before it are
-        lost with it, because the slave will report again what it holds.
+        With `check`, for a log that ends with a whole record, the native build looks at the first run's
+        records, too.  A log that ends at 0 takes its first transfer wherever a segment begins; a heartbeat
+        there gives a run without bodies.  Raises ProtocolError at the first transfer that does not fit.  Those
+        before it are lost with it, because the slave will report again what it holds.
         """
-        self._filled += count
-        buffer, view, position, filled = self._buffer, self._view, self._parsed, self._filled
+        self._filled = filled = self._filled + count
+        buffer, view, position = self._buffer, self._view, self._parsed
         segment_bytes, unpack = self._segment_bytes, TRANSFER_HEADER.unpack_from
-        runs: list[Run] = []
+        room = segment_bytes - end % segment_bytes
         bodies: list[memoryview] = []
-        run_offset = end
-        boundary = end - end % segment_bytes + segment_bytes
+        run_offset, boundary, whole = end, end + room, -1
+        if native.core is not None:
+            position, bodies, end, whole = native.core.frames(
+                view, position, filled, end, BODY_BYTES_MAX, room, check
+            )
+            if position == filled and bodies:  # nearly always
+                self._parsed = position
+                return [Run(run_offset, bodies, end, whole)]
+        runs: list[Run] = []
         while filled - position >= HEADER_BYTES:
             offset, size = unpack(buffer, position)
             body = position + HEADER_BYTES
-            if offset == end and 0 < size <= min(boundary - end, BODY_BYTES_MAX, filled - body):
+            if (
+                offset == end
+                and 0 < size <= filled - body
+                and size <= boundary - end
+                and size <= BODY_BYTES_MAX
+            ):
                 # Nearly all transfers: whole, and inside the segment.
                 position = body + size
                 bodies.append(view[body:position])
@@ -273,13 +295,13 @@ class TransferReader:
                     runs.append(Run(offset, [], offset))
             if size:
                 if end == boundary:
-                    runs.append(Run(run_offset, bodies, end))
-                    bodies, run_offset = [], end
+                    runs.append(Run(run_offset, bodies, end, whole))
+                    bodies, run_offset, whole = [], end, -1
                     boundary += segment_bytes
                 bodies.append(view[body:position])
                 end += size
         if bodies:
-            runs.append(Run(run_offset, bodies, end))
+            runs.append(Run(run_offset, bodies, end, whole))
         self._parsed = position
         return runs
 

@@ -28,8 +28,10 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from commitlog.disk.files import Buffer
+from commitlog.kernel import native
 from haservice.deadline import Deadline
 from haservice.replication.wire import wakeup
+from haservice.replication.wire.protocol import TRANSFER_HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ class Prompt(Protocol):
 
         Raises OSError.
         """
+
+    def send_frame_now(self, offset: int, body: Buffer) -> int:
+        """As send_now(), for a transfer of one body: its header, which goes before it, counts."""
 
     def recv_now(self, size: int) -> bytes | None:
         """As recv(); None if nothing is there."""
@@ -86,8 +91,8 @@ class Transport(Protocol):
     def recv_into(self, space: memoryview) -> int:
         """As recv(), into `space`; returns how many bytes."""
 
-    def send(self, data: bytes, more: bool = False) -> int:
-        """Returns how many bytes of `data` went out; `more`: they may wait for what is sent next."""
+    def send(self, data: bytes, flags: int = 0, /) -> int:
+        """Returns how many bytes of `data` went out; with MSG_MORE they may wait for what is sent next."""
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         """Sends bytes of a file; returns how many, at most `count`, 0 at the file's end."""
@@ -134,21 +139,16 @@ class PlainTransport(_OnSocket):
 
     secured = False
 
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.recv, self.recv_into, self.send = connection.recv, connection.recv_into, connection.send
+
     @property
     def prompt(self) -> PlainTransport:
         return self
 
     def handshake(self) -> None:
         pass
-
-    def recv(self, size: int) -> bytes:
-        return self._socket.recv(size)
-
-    def recv_into(self, space: memoryview) -> int:
-        return self._socket.recv_into(space)
-
-    def send(self, data: bytes, more: bool = False) -> int:
-        return self._socket.send(data, socket.MSG_MORE if more else 0)
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         return os.sendfile(self._socket.fileno(), fd, position, count)
@@ -158,6 +158,12 @@ class PlainTransport(_OnSocket):
             return self._socket.sendmsg(buffers, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
+
+    def send_frame_now(self, offset: int, body: Buffer) -> int:
+        if native.core is None:
+            return self.send_now((TRANSFER_HEADER.pack(offset, len(body)), body))
+        sent: int = native.core.send_frame(self._socket.fileno(), offset, body)
+        return sent
 
     def recv_now(self, size: int) -> bytes | None:
         try:
@@ -305,8 +311,8 @@ class TlsTransport(_OnSocket):
 
     # -- sending ------------------------------------------------------------------------------------
 
-    def send(self, data: bytes, more: bool = False) -> int:
-        if more and len(self._held) + len(data) <= PIECE_BYTES:
+    def send(self, data: bytes, flags: int = 0, /) -> int:
+        if flags & socket.MSG_MORE and len(self._held) + len(data) <= PIECE_BYTES:
             self._held += data
             return len(data)
         if not self._agreed:

@@ -43,7 +43,9 @@ def test_an_example_runs_and_says_what_it_should(
         wait_until(lambda: said, "the example has said something")
         return ""
 
+    before = threading.enumerate()
     example_globals = {"__name__": "example", "print": note, "input": enter}
     exec(compile(example, str(PAGE), "exec"), example_globals)
     assert said
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("client-", "consume-"))]
+    more = [thread for thread in threading.enumerate() if thread not in before]
+    assert not [thread for thread in more if thread.name.startswith(("client-", "consume-"))]

@@ -42,7 +42,7 @@ def by_both(*words: object, **how: object) -> Walk:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     bodies=st.lists(st.binary(max_size=400), max_size=8),
     hosts=st.lists(st.integers(0, 3), min_size=1, max_size=4),
@@ -97,7 +97,7 @@ def test_a_topic_longer_than_java_reads_ends_the_scan_as_it_ends_a_check() -> No
     assert done.reason == refused.value.reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=5000), st.integers(0, (1 << 32) - 1), st.integers(0, 40))
 def test_sums_are_zlibs(data: bytes, value: int, begin: int) -> None:
     """At any alignment; by every way that the machine has: tests/native."""

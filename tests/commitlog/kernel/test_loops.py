@@ -249,7 +249,7 @@ def measured(magic: int, flags: int, bytes_of: tuple[int, int, int], off: tuple[
 
 
 @both
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     seed=st.integers(0, 1 << 32),
     records=st.integers(0, 8),
@@ -299,7 +299,7 @@ def test_a_damaged_window_is_read_alike(
 
 
 @both
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 1 << 32),
     flips=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(1, 255)), max_size=4),
@@ -340,7 +340,7 @@ SIGNS = st.sampled_from(
 
 
 @both
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     texts=st.lists(st.lists(SIGNS, max_size=9).map(b"".join), max_size=9),
     gap=st.integers(0, 3),

@@ -124,6 +124,3 @@ def producer(namesrv: tuple[str, ...], broker: str, output_format: str) -> None:
                 member.last_update_timestamp,
             )
     show(table, output_format)
-
-
-COMMANDS = (consumer_connections, producer_connections, producer)

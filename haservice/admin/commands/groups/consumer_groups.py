@@ -126,8 +126,11 @@ def delete_sub_group(
             group=group,
             topics=topics,
         )
+        left: set[str] = set()
         for topic in topics:
-            delete_topic_everywhere(admin, cluster or "", topic, quiet=output_format == "json")
+            left.update(delete_topic_everywhere(admin, cluster or "", topic, quiet=output_format == "json"))
+    if left:
+        sys.exit(1)
 
 
 @command("getConsumerConfig")
@@ -171,6 +174,3 @@ def get_consumer_config(namesrv: tuple[str, ...], group: str, output_format: str
 def _show_config(config: SubscriptionGroupConfig) -> None:
     for name, value in config.tree().items():
         echo_line(f"{name:<40}=  {str(value).lower() if isinstance(value, bool) else plain(value)}")
-
-
-COMMANDS = (update_sub_group, delete_sub_group, get_consumer_config)

@@ -190,6 +190,3 @@ def wrong_queues(infos: Mapping[str, ConsumerRunningInfo], now_ms: int) -> Itera
                 yield f"{place} unlock {process.try_unlock_times} times, still failed"
             elif not orderly and idle_ms > STUCK_MS and process.cached_msg_count > 0:
                 yield f"{place} can't consume for a while, maybe blocked, {idle_ms}ms"
-
-
-COMMANDS = (consumer_status,)

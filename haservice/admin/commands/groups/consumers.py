@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -126,9 +127,18 @@ def _progress_row(queue: MessageQueue, progress: QueueProgress) -> tuple[Any, ..
 
 def all_groups(admin: MQAdmin) -> Overview:
     """Every group with a retry topic: every group in clustering mode has one."""
-    names = [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
+    return overview_of(admin, group_names(admin))
+
+
+def group_names(admin: MQAdmin) -> list[str]:
+    """Those with a retry topic, in order."""
+    return [topic.removeprefix(RETRY_PREFIX) for topic in admin.topics() if topic.startswith(RETRY_PREFIX)]
+
+
+def overview_of(admin: MQAdmin, names: Sequence[str]) -> Overview:
+    """These groups, which are in order."""
     try:
-        found = groups_of_brokers(admin)
+        found = groups_of_brokers(admin, names)
     except NotAllOurs:
         found = Overview()
         add_groups(admin, names, found)
@@ -136,17 +146,24 @@ def all_groups(admin: MQAdmin) -> Overview:
     return found
 
 
+def kind_of(group: GroupOverview) -> tuple[str | None, str | None]:
+    """PUSH or PULL, and the model of those that push; None while nobody is online.  Pure."""
+    if not group.members:
+        return None, None
+    return ("PUSH", group.message_model) if group.consume_type == "CONSUME_PASSIVELY" else ("PULL", None)
+
+
 def groups_table(found: Overview) -> Table:
     """One line for each group; unknown values stay blank.  Pure."""
     table = Table(GROUP_COLUMNS)
     for name, group in found.groups.items():
-        online, pushes = bool(group.members), group.consume_type == "CONSUME_PASSIVELY"
+        kind, model = kind_of(group)
         table.add(
             name,
             group.members,
-            group.version if online else None,
-            ("PUSH" if pushes else "PULL") if online else None,
-            group.message_model if online and pushes else None,
+            group.version if group.members else None,
+            kind,
+            model,
             group.tps,
             group.behind,
         )
@@ -217,6 +234,3 @@ def start_monitoring(namesrv: tuple[str, ...], interval_s: float, output_format:
             except RemotingError as error:
                 echo(str(error), err=True)
             time.sleep(interval_s)
-
-
-COMMANDS = (consumer_progress, broker_consume_stats, start_monitoring)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import click
 
@@ -138,21 +140,27 @@ def reset(admin: MQAdmin, group: str, topic: str, when_ms: int, force: bool, cpl
     return table
 
 
+class OffsetMove(NamedTuple):
+    """Where a group stands in one queue, and where a reset sends it; `is_first`: it has no offset at the broker yet."""
+
+    queue: MessageQueue
+    progress: QueueProgress
+    offset: int
+    is_first: bool
+
+    def moves(self, force: bool) -> bool:
+        """Groups are only sent back unless the reset is forced."""
+        return force or self.offset <= self.progress.consumer_offset
+
+
 def reset_offline(
     admin: MQAdmin, addr: str, group: str, topic: str, when_ms: int, force: bool
 ) -> list[tuple[str, int, int, int, int]]:
     """Moves the offsets at one broker; rows are its name, queue, the queue's end, old and new offset."""
     done = []
-    for queue, progress in sorted(
-        queue_progress(admin, addr, group, topic).items(), key=lambda item: item[0]
-    ):
-        place = QueueHeader(topic, queue.queue_id)
-        if when_ms == END:
-            offset = admin.offset(addr, RequestCode.GET_MAX_OFFSET, place)
-        else:
-            search = SearchOffsetHeader(topic, queue.queue_id, when_ms)
-            offset = admin.offset(addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
-        if force or offset <= progress.consumer_offset:
+    for move in moves_at(admin, addr, group, topic, when_ms):
+        queue, progress, offset, _ = move
+        if move.moves(force):
             update_offset(admin, addr, group, queue, offset)
         else:
             offset = progress.consumer_offset
@@ -162,8 +170,23 @@ def reset_offline(
     return done
 
 
-def queue_progress(admin: MQAdmin, addr: str, group: str, topic: str) -> dict[MessageQueue, QueueProgress]:
-    """The group's queues at a broker; if it has none yet, the topic's queues from their first message."""
+def moves_at(admin: MQAdmin, addr: str, group: str, topic: str, when_ms: int) -> Iterator[OffsetMove]:
+    """What a reset to this time would do at one broker, queue by queue.  Changes nothing."""
+    queues, is_first = queue_progress(admin, addr, group, topic)
+    for queue, progress in sorted(queues.items(), key=lambda item: item[0]):
+        place = QueueHeader(topic, queue.queue_id)
+        if when_ms == END:
+            offset = admin.offset(addr, RequestCode.GET_MAX_OFFSET, place)
+        else:
+            search = SearchOffsetHeader(topic, queue.queue_id, when_ms)
+            offset = admin.offset(addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+        yield OffsetMove(queue, progress, offset, is_first)
+
+
+def queue_progress(
+    admin: MQAdmin, addr: str, group: str, topic: str
+) -> tuple[dict[MessageQueue, QueueProgress], bool]:
+    """The group's queues at a broker; if it has none yet (True), the topic's queues from their first message."""
     found: dict[MessageQueue, QueueProgress] = {}
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
     if group in admin.ask(addr, code, TopicHeader(topic), into=GroupList).group_list:
@@ -172,10 +195,12 @@ def queue_progress(admin: MQAdmin, addr: str, group: str, topic: str) -> dict[Me
         code = RequestCode.GET_CONSUME_STATS
         stats = admin.ask(addr, code, header, into=ConsumeStats, timeout_s=STATS_TIMEOUT_S)
         found = {queue: one for queue, one in stats.offset_table.items() if queue.topic == topic}
-    return found or {
+    if found:
+        return found, False
+    return {
         queue: QueueProgress(offset.max_offset, offset.min_offset)
         for queue, offset in admin.topic_stats(addr, topic).offset_table.items()
-    }
+    }, True
 
 
 def update_offset(admin: MQAdmin, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
@@ -220,6 +245,3 @@ def clone_group_offset(
     show(table, output_format)
     if not complete:
         sys.exit(1)
-
-
-COMMANDS = (reset_offset_by_time, skip_accumulated_message, clone_group_offset)

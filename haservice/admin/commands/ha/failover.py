@@ -1,4 +1,4 @@
-"""`mqadmin switchover`, `failover`: who is the master of a broker name, by command.
+"""`mqadmin failover`: a broker becomes the master, by command, after a death.
 
     show the brokers → say what it costs → ask → look again → tell → wait until it is done → show the brokers
 
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.by_request import fail_over_by
+from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.ha.ask_brokers import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.replicas import (
     has_all_acknowledged,
@@ -29,7 +31,6 @@ from haservice.admin.commands.ha.replicas import (
     way_past_unheard_epoch,
 )
 from haservice.admin.commands.ha.role_steps import (
-    LOOK_AGAIN_S,
     TELL_S,
     StepLog,
     check_at_rest,
@@ -45,17 +46,14 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import Count, Loss, Member, Topology, damage_text
-from haservice.admin.commands.ha.topology_text import bound_text, loss_text
-from haservice.broker.roles.rules import next_number
-from haservice.deadline import Deadline
+from haservice.admin.commands.ha.topology_text import bound_text, late_beginnings, loss_text
+from haservice.coordination.desk import OperatorDesk
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import (
     FollowHeader,
     LineageBody,
     PromoteHeader,
-    SwitchoverBody,
-    SwitchoverHeader,
 )
 from haservice.replication.lineage.epochs import of_one_promotion
 from haservice.terminal.explain import explain
@@ -65,199 +63,10 @@ from haservice.terminal.options import (
     format_option,
     namesrv_option,
 )
-from haservice.terminal.output import and_text, human_bytes, human_seconds, shown_addr
+from haservice.terminal.output import human_bytes, human_seconds, shown_addr
 
-# Added to the time that a switchover may take: for its answer to arrive.
-ANSWER_S = 5.0
-# How long a name may be without a master while two brokers change their roles.
-BETWEEN_S = 2.0
-ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
-
-
-# -- switchover ------------------------------------------------------------------------------------
-
-
-@command("switchover")
-@namesrv_option
-@name_option
-@click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
-@timeout_option(10.0, "Seconds within which the slave has to catch up, and then to be the master.")
-@yes_option
-@format_option
-def switchover(
-    namesrv: tuple[str, ...], where: str, to: str | None, timeout_s: float, yes: bool, output_format: str
-) -> None:
-    """Makes a slave the master, and the master a slave.
-
-    For planned work, while both run.  The master refuses writes for a moment, until the slave has caught up.
-    Then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing is lost: if
-    the slave does not catch up in time, the master goes on as before, and the command says why.
-
-    \b
-      mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
-      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911    to this one
-      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
-
-    Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
-    sends fail.  A master whose disk is full can hand over as well: a switchover appends nothing.
-
-    The roles stay across restarts, until a broker's properties file asks for another brokerRole.
-    """
-    report = StepLog(output_format, yes)
-    with report, MQAdmin(namesrv) as admin:
-        before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
-        report.show("before", before)
-        master, target = switchover_pair(before, to)
-        check_unheard_epoch(before, master)
-        chosen = "its nearest slave" if target is None else shown_addr(target.addr)
-        kept = nothing_is_lost(before, master, target)
-        report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  {kept}")
-        for line in (*other_promises(before, master, target), *damages(before)):
-            report.line(line)
-        report.line(ROUTES)
-        report.go_on()
-        started = time.monotonic()
-        to_addr = "" if target is None else target.broker_addr
-        header = SwitchoverHeader(to_addr, int(timeout_s * 1000), before.last_epoch + 1)
-        patience_s = timeout_s + ANSWER_S
-        say_waited_for(before)
-        with report.telling(admin, before.name, master):
-            done = admin.ask(
-                master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=patience_s
-            )
-        new_master, epoch = done.new_master, done.epoch
-        became = wait_for_master(admin, before.name, new_master, epoch, namesrv, timeout_s)
-        took_s = time.monotonic() - started
-        alone = not became or wait_for_followers(admin, before, new_master, epoch, report)
-        show_after(admin, before, namesrv, report)
-        report.line(
-            f"{shown_addr(new_master)} is the master of {before.name} since offset {done.logged_end}, "
-            f"epoch {epoch}: {human_seconds(took_s)}"
-            if became
-            else not_yet(new_master, before.name, timeout_s)
-        )
-        report.end(
-            brokerName=before.name,
-            newMaster=new_master,
-            epoch=epoch,
-            loggedEnd=done.logged_end,
-            complete=became and alone,
-        )
-    if not (became and alone):
-        sys.exit(1)
-
-
-def gather_with_master(admin: MQAdmin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
-    """As `gather`.  If all answer and none is the master, another command may be between the two steps of a
-    switchover: this looks again for a moment.
-    """
-    deadline = Deadline(BETWEEN_S)
-    while True:
-        seen = gather(admin, where, namesrv, also)
-        if seen.masters or deadline.expired or not all(one.answers for one in seen.members):
-            return seen
-        time.sleep(LOOK_AGAIN_S)
-
-
-def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:
-    """The master and its successor, None for the nearest slave.  Raises click.ClickException."""
-    name, masters = topology.name, topology.masters
-    check_at_rest(topology)
-    if not masters:
-        check_told(topology)
-        silent = [one for one in topology.members if not one.answers]
-        said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
-        raise click.ClickException(
-            f"{name} has no master that answers{said}\n"
-            f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
-        )
-    if len(masters) > 1:
-        both = and_text([shown_addr(one.addr) for one in masters])
-        raise click.ClickException(
-            f"{name} has {len(masters)} masters: {both}\n"
-            "  stop the one with the older epoch; it comes back as a slave by itself"
-        )
-    (master,) = masters
-    if not master.is_ours:
-        raise click.ClickException(
-            f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
-            f"  stop it once its slave is in sync (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
-        )
-    slaves = [one for one in topology.ours if one is not master]
-    if to is None:
-        if not slaves:
-            raise click.ClickException(
-                f"{name} has no slave that could take over: {_others(topology, master)}"
-            )
-        return master, None
-    target = topology.member(to)
-    if target is master:
-        raise click.ClickException(f"{shown_addr(to)} is the master of {name} already")
-    _check_candidate(topology, to, target)
-    return master, target
-
-
-def check_unheard_epoch(topology: Topology, master: Member) -> None:
-    """Raises click.ClickException if only a nameserver knows an epoch that the switchover's is not above.
-
-    A switchover asks for no pledges, so it begins the next epoch after its master's.
-    """
-    begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
-    if topology.unheard_epoch and topology.last_epoch >= begins:
-        command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
-        lines = (topology.unheard_epoch, *way_past_unheard_epoch(topology, master, command))
-        raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
-
-
-def nothing_is_lost(topology: Topology, master: Member, target: Member | None) -> str:
-    """Says in a sentence what a switchover keeps, also if it is unknown what a broker lacks."""
-    slaves = [one for one in topology.ours if one is not master] if target is None else [target]
-    if any(topology.loss(one.addr).size is None for one in slaves):
-        return f"Nothing is lost that {shown_addr(master.addr)} has; what it lacks itself is not known."
-    return "Nothing is lost."
-
-
-def other_promises(topology: Topology, master: Member, target: Member | None) -> list[str]:
-    """What a SEND_OK would mean differently after the change: roles move, other settings do not."""
-    candidates = [one for one in topology.ours if one is not master] if target is None else [target]
-    notes = []
-    for one in candidates:
-        own, old = set(one.promise.split(", ")), set(master.promise.split(", "))
-        if one.promise and master.promise and own != old:
-            notes.append(
-                f"NOTE: {shown_addr(one.addr)} has {', '.join(sorted(own - old))}, and"
-                f" {shown_addr(master.addr)} {', '.join(sorted(old - own))}: as the master it promises what"
-                " its own file says; to have both alike, give both files the same."
-            )
-    return notes
-
-
-def damages(topology: Topology) -> list[str]:
-    return [f"NOTE: {damage_text(shown_addr(one.addr), one.damaged)}" for one in topology.ours if one.damaged]
-
-
-def _others(topology: Topology, master: Member) -> str:
-    others = [f"{shown_addr(one.addr)}: {one.state}" for one in topology.members if one is not master]
-    return "; ".join(others) or "no other broker of that name is known"
-
-
-def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> None:
-    """Raises click.ClickException unless `to` can be told to become the master."""
-    if candidate is None or not candidate.answers:
-        refuse(f"{shown_addr(to)} cannot become the master", [candidate] if candidate else [])
-    if candidate.name != topology.name:
-        raise click.ClickException(
-            f"{shown_addr(to)} is of {candidate.name or 'another name'}, not of {topology.name}: "
-            "its log is another one"
-        )
-    if not candidate.is_ours:
-        raise click.ClickException(
-            f"{shown_addr(to)} is a stock broker, whose role no command can change\n"
-            "  stop it, set brokerRole and brokerId=0 in its properties file, and start it"
-        )
-
-
-# -- failover --------------------------------------------------------------------------------------
+# Seconds within which the new master has to be there.
+TIMEOUT_S = 30.0
 
 
 @command("failover")
@@ -277,8 +86,9 @@ def _check_candidate(topology: Topology, to: str, candidate: Member | None) -> N
     type=click.Choice(["SYNC_MASTER", "ASYNC_MASTER"]),
     help="Else what its last master was.",
 )
-@timeout_option(30.0, "Seconds within which the new master has to be there.")
+@timeout_option(TIMEOUT_S, "Seconds within which the new master has to be there.")
 @yes_option
+@coordinator_options
 @format_option
 def failover(
     namesrv: tuple[str, ...],
@@ -288,6 +98,7 @@ def failover(
     role: str | None,
     timeout_s: float,
     yes: bool,
+    said: CoordinatorSaid,
     output_format: str,
 ) -> None:
     """Makes a broker the master, after a death.
@@ -306,68 +117,119 @@ def failover(
     if a broker answers with an error: that broker is not dead, and the keys may be missing.  A master that
     refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
     has.  What an ASYNC_MASTER accepted in its last moments is unknown to all others.
+
+    Brokers with haCoordinator fail over by themselves.  Where they do not, because failover is paused, or
+    something may be lost, this asks for it in etcd or ZooKeeper; mqadmin haList says of each broker why not.
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        before = gather(admin, where, namesrv, (to,))
-        while True:
-            report.show("before", before)
-            candidate = failover_candidate(before, to)
-            loss = before.loss(candidate.addr)
-            counted = count(fetcher(admin), loss)
-            for line in cost(before, candidate, loss, counted):
-                report.line(line)
-            rotten = only_copy_is_damaged(before, candidate)
-            why_not = unsafe(before, candidate)
-            reasons = [loss_text(loss, counted)] if loss.size != 0 else []
-            reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
-            if reasons and not force:
-                help = way_out(before, candidate) if why_not else []
-                if before.unheard_epoch:
-                    help += way_past_unheard_epoch(before, candidate)
-                if not before.unheard_epoch or len(reasons) > 1:
-                    help.append(f"--force does it all the same{_better(before, candidate)}")
-                raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
-            report.go_on()
-            # Ask all again: a slave no longer names its dead master once the nameservers have dropped it.
-            now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
-            if what_counts(now, to) == what_counts(before, to):
-                break
-            report.changed()
-            before = now
-        started = time.monotonic()
-        say_waited_for(now)
-        help = [*way_out(before, candidate), f"by what was known before, {loss_text(loss, counted)}"]
-        with report.telling(admin, before.name, candidate, [] if force else help):
-            promoted = promote(admin, before, candidate, role, loss, force=force)
-        epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
-        became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
-        took_s = time.monotonic() - started
-        # If told earlier, they would connect while it changes its role, and then wait before they try again.
-        failures = follow(admin, before, candidate, promoted, epoch, report)
-        alone = not became or wait_for_followers(admin, before, candidate.addr, epoch, report)
-        show_after(admin, before, namesrv, report, (to,))
-        report.line(
-            f"{shown_addr(candidate.addr)} is the master of {before.name}, epoch {epoch}: "
-            f"{human_seconds(took_s)}"
-            if became
-            else not_yet(candidate.addr, before.name, timeout_s)
+        done = fail_over(
+            report, admin, namesrv, where, to, force=force, role=role, timeout_s=timeout_s, said=said
         )
-        report.end(
-            brokerName=before.name,
-            newMaster=candidate.addr,
-            epoch=epoch,
-            lostBytes=loss.size,
-            lostBytesExact=loss.size is not None and loss.heard_by is None and not rotten,
-            lostMessages=counted.messages,
-            lostMessagesExact=counted.exact and counted.messages is not None and not rotten,
-            unsafe=why_not or None,
-            damaged=candidate.damaged,
-            complete=became and alone,
-            **({"notToldToFollow": failures} if failures else {}),
-        )
-    if not (became and alone):
+    if not done:
         sys.exit(1)
+
+
+def fail_over(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    where: str,
+    to: str,
+    *,
+    force: bool = False,
+    role: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    said: CoordinatorSaid | None = None,
+) -> bool:
+    """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
+    before = gather(admin, where, namesrv, (to,))
+    if (desk := desk_of(admin, before, said)) is not None:
+        if role is not None:
+            raise click.UsageError(
+                f"--role is not for brokers with a coordinator, {desk.place}: they keep theirs"
+            )
+        with desk:
+            return _by_coordinator(report, admin, namesrv, desk, before, to, timeout_s, force=force)
+    while True:
+        report.show("before", before)
+        candidate = failover_candidate(before, to)
+        loss = before.loss(candidate.addr)
+        counted = count(fetcher(admin), loss)
+        for line in cost(before, candidate, loss, counted):
+            report.line(line)
+        rotten = only_copy_is_damaged(before, candidate)
+        why_not = unsafe(before, candidate)
+        reasons = [loss_text(loss, counted)] if loss.size != 0 else []
+        reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
+        if reasons and not force:
+            help = way_out(before, candidate) if why_not else []
+            if before.unheard_epoch:
+                help += way_past_unheard_epoch(before, candidate)
+            if not before.unheard_epoch or len(reasons) > 1:
+                help.append(f"--force does it all the same{_better(before, candidate)}")
+            raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
+        report.go_on(what_counts(before, to))
+        # Ask all again: a slave no longer names its dead master once the nameservers have dropped it.
+        now = gather(admin, where, namesrv, (to, *(one.addr for one in before.members)))
+        if what_counts(now, to) == what_counts(before, to):
+            break
+        report.changed()
+        before = now
+    started = time.monotonic()
+    say_waited_for(now)
+    help = [*way_out(before, candidate), f"by what was known before, {loss_text(loss, counted)}"]
+    with report.telling(admin, before.name, candidate, [] if force else help):
+        promoted = promote(admin, before, candidate, role, loss, force=force)
+    epoch = promoted.lineage.last.number if promoted.lineage.last is not None else -1
+    became = wait_for_master(admin, before.name, candidate.addr, epoch, namesrv, timeout_s)
+    took_s = time.monotonic() - started
+    # If told earlier, they would connect while it changes its role, and then wait before they try again.
+    failures = follow(admin, before, candidate, promoted, epoch, report)
+    alone = not became or wait_for_followers(admin, before, candidate.addr, epoch, report)
+    show_after(admin, before, namesrv, report, (to,))
+    report.line(
+        f"{shown_addr(candidate.addr)} is the master of {before.name}, epoch {epoch}: {human_seconds(took_s)}"
+        if became
+        else not_yet(candidate.addr, before.name, timeout_s)
+    )
+    report.end(
+        brokerName=before.name,
+        newMaster=candidate.addr,
+        epoch=epoch,
+        lostBytes=loss.size,
+        lostBytesExact=loss.size is not None and loss.heard_by is None and not rotten,
+        lostMessages=counted.messages,
+        lostMessagesExact=counted.exact and counted.messages is not None and not rotten,
+        unsafe=why_not or None,
+        damaged=candidate.damaged,
+        complete=became and alone,
+        **({"notToldToFollow": failures} if failures else {}),
+    )
+    return became and alone
+
+
+def _by_coordinator(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    desk: OperatorDesk,
+    before: Topology,
+    to: str,
+    timeout_s: float,
+    *,
+    force: bool,
+) -> bool:
+    report.show("before", before)
+    candidate = failover_candidate(before, to)
+    loss = before.loss(candidate.addr)
+    counted = count(fetcher(admin), loss)
+    lines = cost(before, candidate, loss, counted)
+    rotten = only_copy_is_damaged(before, candidate)
+    reasons = [one for one in (loss_text(loss, counted) if loss.size != 0 else "", rotten) if one]
+    return fail_over_by(
+        report, admin, namesrv, desk, before, candidate, lines, reasons, timeout_s, force=force
+    )
 
 
 def what_counts(topology: Topology, to: str) -> object:
@@ -384,7 +246,7 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     """The broker that is to be the master.  Raises click.ClickException if it cannot, or need not."""
     name = topology.name
     candidate = topology.member(to)
-    _check_candidate(topology, to, candidate)
+    check_candidate(topology, to, candidate)
     assert candidate is not None
     check_at_rest(topology)
     for master in topology.masters:
@@ -422,7 +284,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
         lines += bound.splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
-    lines += damages(topology)
+    lines += (*late_beginnings(topology, [candidate]), *damages(topology))
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(
@@ -493,4 +355,21 @@ def follow(
     return failures
 
 
-COMMANDS = (switchover, failover)
+def damages(topology: Topology) -> list[str]:
+    return [f"NOTE: {damage_text(shown_addr(one.addr), one.damaged)}" for one in topology.ours if one.damaged]
+
+
+def check_candidate(topology: Topology, to: str, candidate: Member | None) -> None:
+    """Raises click.ClickException unless `to` can be told to become the master."""
+    if candidate is None or not candidate.answers:
+        refuse(f"{shown_addr(to)} cannot become the master", [candidate] if candidate else [])
+    if candidate.name != topology.name:
+        raise click.ClickException(
+            f"{shown_addr(to)} is of {candidate.name or 'another name'}, not of {topology.name}: "
+            "its log is another one"
+        )
+    if not candidate.is_ours:
+        raise click.ClickException(
+            f"{shown_addr(to)} is a stock broker, whose role no command can change\n"
+            "  stop it, set brokerRole and brokerId=0 in its properties file, and start it"
+        )

@@ -10,6 +10,8 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
+from haservice.admin.commands.coordinator.voters import forget_voter
 from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
 from haservice.admin.commands.ha.role_steps import (
@@ -36,12 +38,20 @@ KNOWN_S = 3.0
 @command("forget")
 @namesrv_option
 @name_option
-@click.option(
-    "--replica", "named", metavar="ADDR|ID", required=True, help="Its address, or the beginning of its id."
-)
+@click.option("--replica", "option", metavar="ADDR|ID", help="Its address, or the beginning of its id.")
+@click.argument("replica", required=False)
 @yes_option
+@coordinator_options
 @format_option
-def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_format: str) -> None:
+def forget(
+    namesrv: tuple[str, ...],
+    where: str,
+    option: str | None,
+    replica: str | None,
+    yes: bool,
+    said: CoordinatorSaid,
+    output_format: str,
+) -> None:
     """Forgets a replica that is lost for good.
 
     Each broker of a name keeps the list of its replicas.  One that is unreachable stays on it, because it may
@@ -56,43 +66,64 @@ def forget(namesrv: tuple[str, ...], where: str, named: str, yes: bool, output_f
     answers or is connected is refused: stop it first.  One that comes back is on the list again when it
     follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
     failover --to it needs no --force if it has everything that the answering brokers have.
+
+    Of brokers with haCoordinator it also leaves the voters in etcd or ZooKeeper, if there is no master: then the
+    others need not hear of it any more.  A master takes silent voters out by itself.
     """
+    named = replica or option
+    if named is None:
+        raise click.UsageError("which replica?  Say its address, or the beginning of its id")
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        before = gather(admin, where, namesrv)
-        show_list(report, "before", before)
-        gone = replica_to_forget(before, named)
-        told = who_is_told(before, gone)
-        check_not_connected(admin, before, gone, told)
-        who = replica_text(before, gone)
-        report.line(
-            f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not."
-        )
-        report.line("Promotions no longer need its answer.")
-        report.line("A master that refuses writes until it answers no longer waits for it.")
-        for line in only_here(before, gone):
-            report.line(line)
-        report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
-        report.go_on()
-        for one in told:
-            with report.telling(admin, before.name, one):
-                header = ForgetHeader(gone).encode()
-                admin.call(one.addr, RequestCode.FORGET, header, timeout_s=TELL_S)
-        after = wait_until_known(admin, before, gone, namesrv)
-        show_list(report, "after", after)
-        left = gone in after.replicas.replicas
-        report.line(f"{who} is {'on the list still' if left else 'forgotten'}.")
-        for one in () if left else still_listing(after, gone):
-            report.line(f"{one.where} has the old list until it follows the next time: {one.state}")
-        report.end(
-            brokerName=before.name,
-            replicaId=gone,
-            brokerAddr=before.replicas.replicas.get(gone) or None,
-            told=[one.addr for one in told],
-            complete=not left,
-        )
-    if left:
+        done = forget_replica(report, admin, namesrv, where, named, said)
+    if not done:
         sys.exit(1)
+
+
+def forget_replica(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    where: str,
+    named: str,
+    said: CoordinatorSaid | None = None,
+) -> bool:
+    """Shows, asks, tells, waits; returns whether it is forgotten.  Raises click.ClickException, HAServiceError."""
+    before = gather(admin, where, namesrv)
+    show_list(report, "before", before)
+    if (desk := desk_of(admin, before, said)) is not None:
+        with desk:
+            if desk.see().master is None:
+                return forget_voter(report, desk, named, named_replicas(before, named))
+    gone = replica_to_forget(before, named)
+    told = who_is_told(before, gone)
+    check_not_connected(admin, before, gone, told)
+    who = replica_text(before, gone)
+    report.line(f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not.")
+    report.line("Promotions no longer need its answer.")
+    report.line("A master that refuses writes until it answers no longer waits for it.")
+    for line in only_here(before, gone):
+        report.line(line)
+    report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
+    report.go_on((gone, [one.addr for one in told], only_here(before, gone)))
+    for one in told:
+        with report.telling(admin, before.name, one):
+            header = ForgetHeader(gone).encode()
+            admin.call(one.addr, RequestCode.FORGET, header, timeout_s=TELL_S)
+    after = wait_until_known(admin, before, gone, namesrv)
+    show_list(report, "after", after)
+    left = gone in after.replicas.replicas
+    report.line(f"{who} is {'on the list still' if left else 'forgotten'}.")
+    for one in () if left else still_listing(after, gone):
+        report.line(f"{one.where} has the old list until it follows the next time: {one.state}")
+    report.end(
+        brokerName=before.name,
+        replicaId=gone,
+        brokerAddr=before.replicas.replicas.get(gone) or None,
+        told=[one.addr for one in told],
+        complete=not left,
+    )
+    return not left
 
 
 def replica_to_forget(topology: Topology, named: str) -> str:
@@ -207,6 +238,3 @@ def list_of(topology: Topology, now_ms: int) -> Table:
 
 def show_list(report: StepLog, key: str, topology: Topology) -> None:
     report.table(key, f"replicas of {topology.name} {key}", list_of(topology, wall_clock_ms()))
-
-
-COMMANDS = (forget,)

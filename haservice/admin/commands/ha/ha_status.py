@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.lease_text import lease_notes, lease_of, seconds_left
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
 from haservice.admin.commands.ha.verdict import NameVerdict, Severity, verdicts_of, worst
@@ -54,6 +55,8 @@ from haservice.terminal.output import (
     shown_addr,
 )
 
+# Only where a broker has haCoordinator.
+LEASE_COLUMN = Column("#Lease", "lease", spare=1)
 COLUMNS = (
     Column("#Broker Name", "brokerName"),
     Column("#Role", "role"),
@@ -63,12 +66,14 @@ COLUMNS = (
     Column("#Peer", "peer", spare=9),
     Column("#Peer Broker", "peerBrokerAddr", spare=1),
     Column("#Replica", "peerReplicaId", lambda value: "-" if value is None else value[:SHORT_ID], spare=8),
+    Column("#Peer Version", "peerVersion", spare=11),
     Column("#Ack Offset", "ackOffset", right=True, spare=6),
     Column("#Lag", "lagBytes", human_bytes, right=True),
     Column("#Lag Time", "lagSeconds", human_seconds, right=True, spare=3),
     Column("#Rate", "bytesPerSecond", human_rate, right=True, spare=7),
     Column("#In Sync", "inSync", spare=2),
     Column("#Lineage", "lineage", lambda value: "-" if value is None else shown_lineage(value), spare=10),
+    LEASE_COLUMN,
     Column("#State", "state"),
     Column("", "roleFrom", json_only=True),
     Column("", "roleWhy", json_only=True),
@@ -84,11 +89,16 @@ COLUMNS = (
     Column("", "replicas", json_only=True),
     Column("", "verdict", json_only=True),
     Column("", "verdictText", json_only=True),
+    Column("", "leaseMaster", json_only=True),
+    Column("", "leaseSecondsLeft", json_only=True),
+    Column("", "leaseWhyNot", json_only=True),
 )
 STOCK_PEER = "stock peer"
 SAME_LOG = "one log"
 
 NO_SLAVE = "no slave is connected"
+# A slave says so while its link stands.
+LINKED = "TRANSFER"
 STOCK = "no HA status in RocketMQ 4.9; the lag is the difference of both logs' ends"
 
 
@@ -106,12 +116,14 @@ class Link:
     peer_broker_addr: str | None = None
     peer_replica_id: str | None = None
     lineage: str | None = None
+    peer_version: str | None = None
 
     def cells(self) -> tuple[Any, ...]:
         return (
             self.peer,
             self.peer_broker_addr,
             self.peer_replica_id,
+            self.peer_version,
             self.ack_offset,
             self.lag_bytes,
             self.lag_seconds,
@@ -129,7 +141,9 @@ def shown_lineage(said: str) -> str:
 
 def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[NameVerdict] = ()) -> Table:
     """Every link of these brokers, and notes on each broker.  Pure."""
-    table = Table(COLUMNS)
+    is_leased = any(one.info.get("leaseCoordinator") for one in seen)
+    unleased = replace(LEASE_COLUMN, json_only=True)
+    table = Table([unleased if one is LEASE_COLUMN and not is_leased else one for one in COLUMNS])
     judged = {one.name: (one.state.name, one.text) for one in verdicts}
     ends = {one.broker.name: one.log_end for one in seen if not one.is_slave and one.log_end is not None}
     for one in seen:
@@ -140,15 +154,21 @@ def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[NameVerdict] 
                 one.broker.addr,
                 one.epoch,
                 one.log_end,
-                *link.cells(),
+                *link.cells()[:-1],
+                lease_of(one),
+                link.state,
                 *role_of(one),
                 one.failed_threads or None,
                 one.not_registered or None,
                 one.next_segment_not_made or None,
                 *place_of(one),
                 *judged.get(one.broker.name, (None, None)),
+                one.info.get("leaseMaster") or None,
+                seconds_left(one),
+                one.info.get("leaseWhyNot") or None,
             )
-    table.notes = [*(note for one in seen for note in notes_of(one)), *shared_id_notes(seen)]
+    notes = (note for one in seen for note in notes_of(one))
+    table.notes = [*lease_notes(seen), *notes, *shared_id_notes(seen)]
     return table
 
 
@@ -300,6 +320,7 @@ def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
         state=connection.reason or ("caught up" if connection.diff == 0 else "replicating"),
         peer_broker_addr=connection.broker_addr or None,
         peer_replica_id=connection.replica_id or None,
+        peer_version=connection.haservice_version,
         lineage=SAME_LOG if connection.replica_id else STOCK_PEER,
     )
 
@@ -318,8 +339,11 @@ def _absent(slave: HAAbsentInfo, now_ms: int) -> Link:
 def _link_to_master(
     one: Seen, client: HAClientRuntimeInfo | None, master_end: int | None, now_ms: int
 ) -> Link:
-    """The slave's side.  Only its master decides whether it is in sync, so this does not say it."""
-    if master_end is None and client is not None:
+    """The slave's side.  Only its master decides whether it is in sync, so this does not say it.
+
+    Where a master ended that the slave has lost says nothing of its lag.
+    """
+    if master_end is None and client is not None and (client.state or LINKED).startswith(LINKED):
         master_end = client.master_end if client.master_flush_offset <= 0 else client.master_flush_offset
     lag = None if master_end is None or one.log_end is None else master_end - one.log_end
     ahead = f", {human_bytes(-lag)} ahead of its master" if lag is not None and lag < 0 else ""
@@ -333,9 +357,7 @@ def _link_to_master(
     state += ahead
     if client.last_error:
         # Not what is the matter now where the link stands again and the master was not heard yet.
-        state += (
-            f"; before: {client.last_error}" if state.startswith("TRANSFER") else f"; {client.last_error}"
-        )
+        state += f"; before: {client.last_error}" if state.startswith(LINKED) else f"; {client.last_error}"
     return Link(
         peer=client.master_addr or None,
         ack_offset=one.log_end,

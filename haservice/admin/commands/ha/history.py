@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.role_steps import name_option, refuse
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
+from haservice.coordination.cluster import HistoryEntry
+from haservice.errors import HAServiceError
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Epoch
 from haservice.terminal.options import address, command, format_option, namesrv_option
 from haservice.terminal.output import Column, Table, echo, human_bytes, local_second, show, shown_addr
@@ -54,6 +57,15 @@ COLUMNS = (
     Column("#On", "heldBy", _addrs),
     Column("#Why", "why"),
     Column("", "empty", json_only=True),
+    Column("", "lease", json_only=True),
+)
+ENTRY_COLUMNS = (
+    Column("#Epoch", "epoch", right=True),
+    Column("#Since", "sinceMs", local_second),
+    Column("#Start", "start", right=True),
+    Column("#Master", "masterAddr", lambda value: shown_addr(value) if value else "-"),
+    Column("#Master Id", "masterId", lambda value: value[:SHORT_ID]),
+    Column("#Why", "why"),
 )
 
 
@@ -77,9 +89,21 @@ def lines_of(members: Iterable[Member]) -> list[Line]:
     return [found[key] for key in sorted(found)]
 
 
-def table_of(lines: Iterable[Line], addrs: Mapping[str, str]) -> Table:
+def table_of_entries(entries: Iterable[HistoryEntry]) -> Table:
+    """The coordinator's history.  Pure."""
+    table = Table(ENTRY_COLUMNS)
+    for one in entries:
+        start = one.start if one.start >= 0 else None
+        table.add(
+            one.epoch, one.since_ms or None, start, one.broker_addr or None, one.replica_id, one.why or None
+        )
+    return table
+
+
+def table_of(lines: Iterable[Line], addrs: Mapping[str, str], entries: Iterable[HistoryEntry] = ()) -> Table:
     """A line for each epoch; `addrs`: replica id → address, as far as known.  Pure."""
     table = Table(COLUMNS)
+    leases = {one.epoch: asdict(one) for one in entries}
     for line in lines:
         epoch = line.epoch
         end = max(line.ends.values(), default=epoch.start if line.is_empty else None)
@@ -94,6 +118,7 @@ def table_of(lines: Iterable[Line], addrs: Mapping[str, str]) -> Table:
             sorted(line.ends),
             _why(line),
             line.is_empty,
+            leases.get(epoch.number),
         )
     return table
 
@@ -108,8 +133,9 @@ def _why(line: Line) -> str | None:
 @command("history")
 @namesrv_option
 @name_option
+@coordinator_options
 @format_option
-def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
+def history(namesrv: tuple[str, ...], where: str, said: CoordinatorSaid, output_format: str) -> None:
     """Shows who was the master, since when, and why.
 
     One line for each epoch, which is one master's time in office: where it begins and ends in the log, and
@@ -121,16 +147,31 @@ def history(namesrv: tuple[str, ...], where: str, output_format: str) -> None:
       mqadmin history -n 127.0.0.1:9876 -b broker-a
       mqadmin history -b 10.0.0.2:10911 -f json
 
+    Of brokers with haCoordinator it also shows who took the lease, and why.
+
     Stock brokers keep no epochs.  When a broker does not answer, also one that is only on the list of
     replicas (see mqadmin forget), the exit code is 1.
     """
+    entries: Sequence[HistoryEntry] = ()
     with MQAdmin(namesrv) as admin:
         topology = gather(admin, where, namesrv)
+        trouble = ""
+        try:
+            if (desk := desk_of(admin, topology, said)) is not None:
+                with desk:
+                    entries = desk.history()
+        except HAServiceError as error:  # the brokers know theirs
+            trouble = str(error)
     asked = members_asked(topology, where)
     lines = lines_of(one for one in asked if one.is_ours)
     if not lines:
         refuse(f"no broker of {topology.name} knows an epoch", asked)
-    show(table_of(lines, topology.addrs_by_id), output_format)
+    show(table_of(lines, topology.addrs_by_id, entries), output_format)
+    if entries and output_format == "table":
+        echo("\nLeases, as the coordinator has them:")
+        show(table_of_entries(entries), output_format)
+    if trouble:
+        echo(f"Not shown: the coordinator's history: {trouble}", err=True)
     silent = [one for one in asked if not one.is_ours]
     for one in silent:
         advice = f"\n  {one.advice}" if one.advice else ""
@@ -144,6 +185,3 @@ def members_asked(topology: Topology, where: str) -> tuple[Member, ...]:
         return topology.members
     one = topology.member(address(where))
     return () if one is None else (one,)
-
-
-COMMANDS = (history,)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.finding import desk_of
+from haservice.admin.commands.coordinator.voters import check_voters
 from haservice.admin.commands.ha.ask_brokers import ask, fetcher, gather
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
@@ -27,8 +31,10 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ReinitHeader
 from haservice.replication.lineage.epochs import common_point
 from haservice.terminal.options import command, format_option, namesrv_option, one_broker_option
-from haservice.terminal.output import human_bytes, human_seconds, shown_addr
+from haservice.terminal.output import human_bytes, human_seconds, on_terminal, shown_addr
 
+# Seconds to watch.
+TIMEOUT_S = 60.0
 # By then a slave that was told to begin anew has begun, even if nobody saw it empty.
 BEGUN_S = 2.0
 KEPT = "  what it had is in cut/reinit-TIME/ of its store until somebody removes it\n"
@@ -43,7 +49,7 @@ NOT_RUNNING = "start it: a slave is rebuilt while it runs"
 @one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
 @click.option("--discard", is_flag=True, help="Remove what it has; else it is kept under cut/.")
 @click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
-@timeout_option(60.0, "Seconds to watch; the slave goes on after that.")
+@timeout_option(TIMEOUT_S, "Seconds to watch; the slave goes on after that.")
 @yes_option
 @format_option
 def reinit(
@@ -67,53 +73,76 @@ def reinit(
 
     It is refused while the master does not answer, or refuses writes: what the slave has may then be all
     there is.  For the same reason the command reads the master's whole log first; --unread skips that.
+
+    Of brokers with haCoordinator the master has to hold the lease, and another voter to be level with it if an
+    OK takes acks of slaves: what the slave has acknowledged counts until it has copied it again.
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
-        report.show("before", before)
-        slave, master = reinit_pair(before, broker)
-        refuse_damaged(master, slave)
-        assert master.log is not None
-        assert slave.log is not None
-        gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
-        fate = "removed" if discard else "kept under cut/"
-        report.line(
-            f"{shown_addr(slave.addr)} discards the {gives} that it has ({fate}), "
-            f"and copies {takes} from {shown_addr(master.addr)}."
-        )
-        own = own_bytes(slave, master)
-        if own:
-            report.line(f"Of that its master has not {human_bytes(own)}.")
-        report.go_on()
-        if master.is_ours and not unread:  # a stock master lets nobody read its log
-            read_through(admin, master, slave)
-        started = time.monotonic()
-        with report.telling(admin, before.name, slave):
-            admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
-        caught_up = wait_for_refill(admin, slave, master.log.end, timeout_s)
-        took_s = time.monotonic() - started
-        late = "" if caught_up else why_not(admin, slave)
-        after = gather(admin, master.addr, namesrv, (slave.addr,))
-        report.show("after", after)
-        report.line(
-            f"{shown_addr(slave.addr)} has everything that its master has: {human_seconds(took_s)}"
-            if caught_up
-            else f"{shown_addr(slave.addr)} has not caught up after {timeout_s:g} s, and goes on{late}\n"
-            f"{'' if discard else KEPT}"
-            f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
-        )
-        now = after.member(slave.addr)
-        report.end(
-            brokerName=before.name,
-            brokerAddr=slave.addr,
-            masterAddr=master.addr,
-            kept=not discard,
-            logEnd=None if now is None else now.end,
-            complete=caught_up,
-        )
-    if not caught_up:
+        done = begin_anew(report, admin, namesrv, broker, discard=discard, unread=unread, timeout_s=timeout_s)
+    if not done:
         sys.exit(1)
+
+
+def begin_anew(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    broker: str,
+    *,
+    discard: bool = False,
+    unread: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> bool:
+    """Shows, asks, tells, watches; returns whether the slave has caught up.  Raises click.ClickException,
+    RemotingError.
+    """
+    before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
+    report.show("before", before)
+    slave, master = reinit_pair(before, broker)
+    refuse_damaged(master, slave)
+    if (desk := desk_of(admin, before)) is not None:
+        with desk:
+            report.line(check_voters(desk, slave, master))
+    assert master.log is not None
+    assert slave.log is not None
+    gives, takes = (human_bytes(one.end - one.start) for one in (slave.log, master.log))
+    fate = "removed" if discard else "kept under cut/"
+    report.line(
+        f"{shown_addr(slave.addr)} discards the {gives} that it has ({fate}), "
+        f"and copies {takes} from {shown_addr(master.addr)}."
+    )
+    own = own_bytes(slave, master)
+    if own:
+        report.line(f"Of that its master has not {human_bytes(own)}.")
+    report.go_on((slave.addr, master.addr, own, discard))
+    if master.is_ours and not unread:  # a stock master lets nobody read its log
+        read_through(admin, master, slave)
+    started = time.monotonic()
+    with report.telling(admin, before.name, slave):
+        admin.call(slave.addr, RequestCode.REINIT, ReinitHeader(not discard).encode(), timeout_s=TELL_S)
+    caught_up = wait_for_refill(admin, slave, master.log.end, timeout_s)
+    took_s = time.monotonic() - started
+    late = "" if caught_up else why_not(admin, slave)
+    after = gather(admin, master.addr, namesrv, (slave.addr,))
+    report.show("after", after)
+    report.line(
+        f"{shown_addr(slave.addr)} has everything that its master has: {human_seconds(took_s)}"
+        if caught_up
+        else f"{shown_addr(slave.addr)} has not caught up after {timeout_s:g} s, and goes on{late}\n"
+        f"{'' if discard else KEPT}"
+        f"  mqadmin haStatus -b {shown_addr(slave.addr)} -w 2 watches it"
+    )
+    now = after.member(slave.addr)
+    report.end(
+        brokerName=before.name,
+        brokerAddr=slave.addr,
+        masterAddr=master.addr,
+        kept=not discard,
+        logEnd=None if now is None else now.end,
+        complete=caught_up,
+    )
+    return caught_up
 
 
 def reinit_pair(topology: Topology, addr: str) -> tuple[Member, Member]:
@@ -166,8 +195,10 @@ def read_through(admin: MQAdmin, master: Member, slave: Member) -> None:
     """
     assert master.log is not None
     begin, end = master.log.start, master.log.end
-    label = f"reading the log of {shown_addr(master.addr)}" if sys.stderr.isatty() else ""
-    with click.progressbar(length=end - begin, label=label, file=sys.stderr) as bar:
+    label = f"reading the log of {shown_addr(master.addr)}" if on_terminal() else ""
+    with click.progressbar(
+        length=end - begin, label=label, file=sys.stderr if label else io.StringIO()
+    ) as bar:
         try:
             for run in whole_records(
                 fetcher(admin), master.addr, begin, end, master.segment_bytes, torn_end=True
@@ -221,6 +252,3 @@ def wait_for_refill(admin: MQAdmin, slave: Member, target: int, timeout_s: float
         elif begun:
             told = say_once(f"  … {human_bytes(now.end)} of {human_bytes(target)}", told)
         time.sleep(LOOK_AGAIN_S)
-
-
-COMMANDS = (reinit,)

@@ -100,8 +100,12 @@ class StepLog:
     def line(self, text: str) -> None:
         echo(text, err=self.output_format == "json")
 
-    def go_on(self) -> None:
-        """Asks the person, unless told not to.  Raises click.ClickException for a no."""
+    def go_on(self, facts: object = None) -> None:
+        """Asks the person, unless told not to.  Raises click.ClickException for a no.
+
+        `facts` are what the answer is about, for who asks in another way than here.
+        """
+        del facts
         if not self.yes and not click.confirm("Go on?", default=False):
             raise click.ClickException(NOTHING)
 

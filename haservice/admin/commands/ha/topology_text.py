@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Topology
+from collections.abc import Collection
+
+from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Member, Topology
 from haservice.terminal.output import Column, Table, human_bytes, local_second, shown_addr
 
 
@@ -67,6 +69,29 @@ def loss_text(loss: Loss, counted: Count) -> str:
         f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
         f"offsets {loss.begin} to {loss.end} of the log"
     )
+
+
+def late_beginnings(topology: Topology, candidates: Collection[Member]) -> list[str]:
+    """A line for each candidate that lacks the beginning of another's log.
+
+    Retention takes it earlier from one broker than from another, and a stock master gives an empty slave only its
+    last segment.
+    """
+    logs = [(one.log.start, one) for one in topology.ours if one.log is not None and not one.log.is_empty]
+    if not logs:
+        return []
+    first, earliest = min(logs, key=lambda pair: pair[0])
+    notes = []
+    for start, one in logs:
+        if one not in candidates or start == first:
+            continue
+        addr = shown_addr(one.addr)
+        help = f"; mqadmin reinit -b {addr} copies them" if earliest in topology.masters else ""
+        notes.append(
+            f"NOTE: {addr} has no message before offset {start} of the log, and {shown_addr(earliest.addr)} has"
+            f" {human_bytes(start - first)} of them: consumers do not get those from {addr}{help}."
+        )
+    return notes
 
 
 def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:

@@ -140,6 +140,12 @@ def where(one: Seen) -> str:
     return shown_addr(one.broker.addr)
 
 
+def _why_shut(one: Seen) -> str:
+    """Why a master with a coordinator takes no messages now; "" if it does, or has none."""
+    is_shut = one.info.get("leaseSecondsLeft") == "0.0"
+    return one.info.get("leaseState", "") if is_shut else ""
+
+
 def why_silent(one: Seen) -> str:
     """Without the address before it."""
     return str(one.failure).removeprefix(f"{one.broker.addr}: ")
@@ -215,7 +221,12 @@ class _Judge:
         since = f" since {local_second(heard_ms)} ({self._ago(heard_ms)})" if heard_ms else ""
         reads = f"{and_text([where(one) for one in self.slaves])} can be read"
         missing = f"; {gone}" if gone else "; no other broker of this name is known"
-        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}")
+        waits = "".join(
+            f"; {where(one)} does not take the lease: {why}"
+            for one in self.slaves
+            if (why := one.info.get("leaseWhyNot"))
+        )
+        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}{waits}")
 
     def _hears_its_master(self, slave: Seen) -> bool:
         client = slave.status.ha_client_runtime_info if slave.status is not None else None
@@ -246,7 +257,7 @@ class _Judge:
         refuses = (master.lineage.held if master.lineage is not None else "") or master.info.get(
             "refusesSends", ""
         )
-        if refuses:
+        if refuses := refuses or _why_shut(master):
             yield Finding(Severity.CRITICAL, "REFUSES WRITES", f"{where(master)}: {refuses}")
         if master.lineage is not None and master.lineage.changing:
             yield Finding(
@@ -310,11 +321,13 @@ class _Judge:
                 else ""
             )
             head = "NO SLAVE IN SYNC" if not in_sync else f"{in_sync} OF {required} SLAVES IN SYNC"
-            yield Finding(Severity.CRITICAL, head, f"sends get SLAVE_NOT_AVAILABLE{why}")
+            # A stock master counts a slave that stands still, and then it is FLUSH_SLAVE_TIMEOUT.
+            answer = "SLAVE_NOT_AVAILABLE" if master.status is not None else "no SEND_OK"
+            yield Finding(Severity.CRITICAL, head, f"sends get {answer}{why}")
         else:
             if in_sync < self.limits.slaves:
-                text = f"{self.limits.slaves} are wanted"
-                yield Finding(Severity.WARNING, f"{counted(in_sync, 'SLAVE')} IN SYNC", text)
+                head = f"{in_sync} OF {counted(self.limits.slaves, 'SLAVE').upper()} IN SYNC"
+                yield Finding(Severity.WARNING, head, f"--slaves {self.limits.slaves} wants more")
             for trouble in troubles:
                 yield Finding(Severity.WARNING, "SLAVE NOT IN SYNC", trouble)
         for lag in self._lags(master):

@@ -6,6 +6,9 @@
     Blank        the rest of the file, given up because the next record did not fit
     Unwritten    zeros to the end of the file
     Torn         bytes that are no record: the tail of a crash, or damage, with the reason
+    BareEntry    an entry of a DLedger log whose body is no record
+
+A data file of DLedger has entries; what is shown of one is the record in it, with index and term.
 
 It only reads the file, so it may be used on a broker's store while the broker runs.
 """
@@ -20,6 +23,9 @@ from typing import Any
 
 import click
 
+from commitlog.dledger.entries import EntryHead
+from commitlog.dledger.reading import begins_entry, walk_file
+from commitlog.dledger.scan import holds_record
 from commitlog.errors import CorruptRecord
 from commitlog.kernel import layout, records
 from haservice.admin.commands.messages.reading import message_fields
@@ -38,6 +44,8 @@ class Record:
     offset: int
     message: records.StoredMessage
     trouble: str | None
+    entry: EntryHead | None = None
+    """Of a record in a DLedger log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,15 @@ class Torn:
     reason: str
 
 
-Found = Record | Blank | Unwritten | Torn
+@dataclass(frozen=True, slots=True)
+class BareEntry:
+    """An entry of a DLedger log, as an application may append one, or a leader that has nothing to say."""
+
+    offset: int
+    entry: EntryHead
+
+
+Found = Record | Blank | Unwritten | Torn | BareEntry
 
 
 def base_offset(path: Path) -> int:
@@ -72,6 +88,9 @@ def base_offset(path: Path) -> int:
 
 def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
     """What is in the bytes of a segment that begins at `base`; see the module's list."""
+    if begins_entry(view[: layout.BLANK_BYTES]):
+        yield from _scan_entries(view, base)
+        return
     end = len(view)
     position = 0
     while position < end:
@@ -93,6 +112,28 @@ def scan(view: bytes | memoryview, base: int = 0) -> Iterator[Found]:
             return
         yield Record(base + position, message, _trouble(message, base + position))
         position += head.size
+
+
+def _scan_entries(view: bytes | memoryview, base: int) -> Iterator[Found]:
+    walk = walk_file(view, base)
+    for found in walk.in_file():
+        offset = found.record_offset
+        try:
+            message = records.decode(found.body) if holds_record(found.body) else None
+        except CorruptRecord as error:
+            yield Torn(offset, len(found.body), error.reason)
+            continue
+        if message is None:
+            yield BareEntry(offset, found.head)
+        else:
+            yield Record(offset, message, _trouble(message, offset), found.head)
+    if walk.reason is not None:
+        position = walk.position - base
+        yield Torn(walk.position, _last_byte(view, position) - position, walk.reason)
+    elif walk.blank:
+        yield Blank(walk.position, walk.blank)
+    elif walk.position < base + len(view):
+        yield from _rest_of_zeros(view, walk.position - base, base)
 
 
 def _trouble(message: records.StoredMessage, offset: int) -> str | None:
@@ -124,16 +165,27 @@ def _last_byte(view: bytes | memoryview, position: int) -> int:
 
 def as_json(found: Found) -> dict[str, Any]:
     """One line of `-f json`."""
+    if isinstance(found, BareEntry):
+        return {"what": "entry", "offset": found.offset, "size": found.entry.body_size, **_entry(found.entry)}
     if not isinstance(found, Record):
         reason = {"reason": found.reason} if isinstance(found, Torn) else {}
         return {"what": type(found).__name__.lower(), "offset": found.offset, "size": found.size, **reason}
     trouble = {"trouble": found.trouble} if found.trouble else {}
-    return {"what": "record", "offset": found.offset, **message_fields(found.message), **trouble}
+    entry = _entry(found.entry) if found.entry is not None else {}
+    return {"what": "record", "offset": found.offset, **entry, **message_fields(found.message), **trouble}
+
+
+def _entry(head: EntryHead) -> dict[str, int]:
+    return {"index": head.index, "term": head.term}
 
 
 def as_line(found: Found) -> str:
     """One line of the table."""
     match found:
+        case BareEntry(offset, entry):
+            return (
+                f"{offset:<16} {entry.body_size:>9}  entry {entry.index} of term {entry.term} holds no record"
+            )
         case Record(offset, message, trouble):
             keys = records.decode_properties(message.properties).get("KEYS", "-")
             line = LINE.format(
@@ -163,7 +215,8 @@ def as_line(found: Found) -> str:
 def dump_log(file: Path, limit: int | None, topic: str | None, output_format: str) -> None:
     """Shows what is in a commit log file.
 
-    FILE is a segment, such as ~/store/commitlog/00000000000000000000.  The end of what was written,
+    FILE is a segment, such as ~/store/commitlog/00000000000000000000, or a data file of a broker on
+    DLedger, such as ~/store/dledger-n0/data/00000000000000000000.  The end of what was written,
     the blank before the next file, a torn tail and damaged bodies are marked.  -f json writes one
     object a line.
     """

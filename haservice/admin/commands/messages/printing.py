@@ -152,6 +152,3 @@ def print_msg_by_queue(
                     echo_line(line_of(message, charset, with_body, output_format))
     if counts:
         show(Table(TAG_COLUMNS, list(tags.most_common())), output_format)
-
-
-COMMANDS = (print_msg, print_msg_by_queue)

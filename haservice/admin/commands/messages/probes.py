@@ -192,6 +192,3 @@ def _probed(admin: MQAdmin, name: str, amount: int, size: int) -> tuple[float, i
     results = run(_all(name, queues, [size] * amount))
     good = sum(sent.status == SEND_OK for sent, _ in results)
     return mean_ms(results), good, amount - good
-
-
-COMMANDS = (check_msg_send_rt, send_msg_status, cluster_rt)

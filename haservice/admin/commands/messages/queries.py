@@ -235,6 +235,13 @@ def query(
     admin: MQAdmin, topic: str, key: str, count: int, *, unique: bool = False, end_ms: int = FOREVER_MS
 ) -> list[StoredMessage]:
     """12 to every broker of the topic, without the index's false hits; the oldest first."""
+    return [found for _, found in query_each(admin, topic, key, count, unique=unique, end_ms=end_ms)]
+
+
+def query_each(
+    admin: MQAdmin, topic: str, key: str, count: int, *, unique: bool = False, end_ms: int = FOREVER_MS
+) -> list[tuple[str, StoredMessage]]:
+    """As `query`, each message with the address of the broker that gave it."""
     ext = QueryMessageHeader(topic, key, count, 0, end_ms).encode() | {UNIQUE_KEY_EXT: str(unique).lower()}
     addrs = [readable_addr(data) for data in admin.route(topic).broker_datas if data.broker_addrs]
     expected = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
@@ -245,9 +252,9 @@ def query(
     for addr, answer in found:
         if answer.ext.get("indexMending") == "true":
             echo(f"NOTE: {shown_addr(addr)}: {MENDING}", err=True)
-    messages = [message for _, answer in found for message in decode_all(answer.body)]
-    matching = [message for message in messages if message.topic == topic and has_key(message, key, unique)]
-    return sorted(matching, key=lambda message: message.store_timestamp_ms)
+    messages = [(addr, message) for addr, answer in found for message in decode_all(answer.body)]
+    matching = [one for one in messages if one[1].topic == topic and has_key(one[1], key, unique)]
+    return sorted(matching, key=lambda one: one[1].store_timestamp_ms)
 
 
 def not_found(topic: str, what: str) -> click.ClickException:
@@ -367,12 +374,3 @@ def resume_check_half_message(namesrv: tuple[str, ...], message_id: str, output_
         show_pairs({"msgId": message_id, "brokerAddr": addr}, output_format)
     else:
         echo(f"resume check half message [{message_id}] at {addr} success.")
-
-
-COMMANDS = (
-    query_message_by_id,
-    query_message_by_key,
-    query_message_by_unique_key,
-    query_message_by_offset,
-    resume_check_half_message,
-)

@@ -69,6 +69,3 @@ def query_cq(
     if body.subscription_data is not None:
         table.notes += [f"subscription: {body.subscription_data.sub_string}"]
     show(table, output_format)
-
-
-COMMANDS = (query_cq,)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +24,7 @@ from haservice.broker.topics.table import TRACE_TOPIC
 from haservice.client.admin import TOOLS_GROUP
 from haservice.client.raw_sends import (
     IN_FLIGHT,
+    NO_ANSWER,
     SEND_OK,
     STORED,
     UNREACHABLE,
@@ -34,11 +37,13 @@ from haservice.client.raw_sends import (
 )
 from haservice.client.reading import body_of, from_queue
 from haservice.errors import AnswerError, RemotingUnreachable
+from haservice.ledger import ConsumedLedger, LedgerError, SentLedger
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.terminal.access import access
 from haservice.terminal.explain import ACL_REFUSAL, advise
 from haservice.terminal.interrupt import run
 from haservice.terminal.options import (
+    F,
     command,
     format_option,
     namesrv_option,
@@ -67,6 +72,12 @@ broker_or_name_option = click.option(
 )
 
 
+def ledger_option(words: str) -> Callable[[F], F]:
+    return click.option(
+        "--ledger", "ledger_path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help=words
+    )
+
+
 # -- sendMessage ---------------------------------------------------------------------------------------
 
 
@@ -87,6 +98,7 @@ broker_or_name_option = click.option(
     show_default=True,
     help="Unanswered at most.",
 )
+@ledger_option("Note each message and its answer in this file, for mqpipeline audit-loss.")
 @format_option
 def send_message(
     file: Path | None,
@@ -99,6 +111,7 @@ def send_message(
     tags: str | None,
     traced: bool,
     in_flight: int,
+    ledger_path: Path | None,
     output_format: str,
 ) -> None:
     """Sends a message, or each line of a file.
@@ -112,8 +125,13 @@ def send_message(
 
     Empty lines are skipped.  Answers are counted by status.  If any is not SEND_OK, the exit code is 1.
     FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE mean: the message is stored on the
-    master, and the rest of what the broker's mode promises is not proven.  Ctrl-C ends a FILE with the same
-    counts, counts what was in flight as NO_ANSWER, and exits with code 130.
+    master, and the rest of what the broker's mode promises is not proven.  A lost connection, no answer, or
+    a broker that takes no messages ends the run: it says up to which line the input was sent.
+
+    Ctrl-C ends a FILE with the same counts, counts what was in flight as NO_ANSWER, and exits with code 130.
+
+    --ledger adds to its file what docs/pipeline.md says, before each message is sent and after its answer.  A
+    ledger that can no longer be written (a full disk) ends the run with exit code 1.
     """
     if (body is None) == (file is None):
         raise click.UsageError("what to send?  One of -p BODY and FILE")
@@ -123,11 +141,13 @@ def send_message(
     with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, topic, broker, queue_id)
         trace_queues = writable_queues(admin, TRACE_TOPIC, None, None) if traced and body else []
-    if body is not None:
-        tally = _send_body(topic, queues, RawMessage(body.encode(), properties), output_format, trace_queues)
-    else:
-        assert file is not None
-        tally = _send_lines(topic, queues, file, properties, in_flight, output_format)
+    with nullcontext() if ledger_path is None else closing(SentLedger(ledger_path)) as ledger:
+        if body is not None:
+            message = RawMessage(body.encode(), properties)
+            tally = _send_body(topic, queues, message, output_format, trace_queues, ledger)
+        else:
+            assert file is not None
+            tally = _send_lines(topic, queues, file, properties, in_flight, output_format, ledger)
     if tally.interrupted:
         sys.exit(INTERRUPTED)
     if not tally.all_ok:
@@ -144,10 +164,12 @@ def _send_body(
     message: RawMessage,
     output_format: str,
     trace_queues: Sequence[SendQueue] = (),
+    ledger: SentLedger | None = None,
 ) -> Tally:
     sent: list[Sent] = []
     message.properties.setdefault("UNIQ_KEY", unique_key(wall_clock_ms()))
-    tally = run(send_all(topic, queues, _one(message), sent.append, in_flight=1, **access()))
+    sending = send_all(topic, queues, _one(message), sent.append, in_flight=1, ledger=ledger, **access())
+    tally = run(sending)
     (one,) = sent
     if trace_queues:
         key = message.properties["UNIQ_KEY"]
@@ -187,6 +209,10 @@ def say_advice(tally: Tally, queues: Sequence[SendQueue]) -> None:
             advice = advise(AnswerError(addr, ResponseCode[status], remark, RequestCode.SEND_MESSAGE_V2))
         if advice:
             echo(f"  {advice}", err=True)
+    if tally.stopped:
+        lost = tally.statuses[NO_ANSWER] + tally.statuses[UNREACHABLE]
+        doubt = f"; {counted(lost, 'message')} without an answer may be stored" if lost else ""
+        echo(f"  mqadmin check says what is wrong with the brokers{doubt}", err=True)
 
 
 def _sent_object(one: Sent) -> dict[str, Any]:
@@ -207,16 +233,33 @@ def _send_lines(
     properties: dict[str, str],
     in_flight: int,
     output_format: str,
+    ledger: SentLedger | None,
 ) -> Tally:
-    """Sends each line as a message, with a progress bar: of the file's bytes, or endless for a pipe."""
-    if str(file) == "-":
-        tally = _send_stream(topic, queues, sys.stdin.buffer, None, properties, in_flight)
-    else:
-        with file.open("rb") as source:
-            tally = _send_stream(topic, queues, source, file.stat().st_size, properties, in_flight)
-    report(tally, output_format)
+    """Sends each line as a message, with a progress bar: of the file's bytes, or endless for a pipe.
+
+    Raises LedgerError after the counts are shown.
+    """
+    tally, read = Tally(), LinesRead()
+    try:
+        if str(file) == "-":
+            _send_stream(topic, queues, sys.stdin.buffer, None, properties, in_flight, ledger, tally, read)
+        else:
+            with file.open("rb") as source:
+                size = file.stat().st_size
+                _send_stream(topic, queues, source, size, properties, in_flight, ledger, tally, read)
+    except LedgerError:
+        report(tally, output_format, read.line)
+        raise
+    report(tally, output_format, read.line)
     say_advice(tally, queues)
     return tally
+
+
+@dataclass(slots=True)
+class LinesRead:
+    """The number of the last line of the input that was sent."""
+
+    line: int = 0
 
 
 def _send_stream(
@@ -226,13 +269,16 @@ def _send_stream(
     size: int | None,
     properties: dict[str, str],
     in_flight: int,
-) -> Tally:
+    ledger: SentLedger | None,
+    tally: Tally,
+    read: LinesRead,
+) -> None:
     async def messages() -> AsyncIterator[RawMessage]:
         async for line in lines_of(source):
+            read.line += 1
             if line:
                 yield RawMessage(line, properties)
 
-    tally = Tally()
     sent = itertools.count(1)
     started = time.monotonic()
     with click.progressbar(
@@ -250,21 +296,21 @@ def _send_stream(
             lambda one: bar.update(len(one.body) + 1, next(sent)),
             in_flight=in_flight,
             tally=tally,
+            ledger=ledger,
             **access(),
         )
         try:
             run(sending)
         except KeyboardInterrupt:
             tally.interrupted = True
-    return tally
 
 
 def _rate(count: int | None, started: float) -> str:
     return f"{(count or 0) / max(0.001, time.monotonic() - started):,.0f} messages/s"
 
 
-def report(tally: Tally, output_format: str) -> None:
-    """Shows the result of a run: counts by status, and the rate."""
+def report(tally: Tally, output_format: str, last_line: int) -> None:
+    """Shows the result of a run: counts by status, and the rate; and what was not sent."""
     rate = tally.sent / tally.seconds if tally.seconds > 0 else 0.0
     if output_format == "json":
         echo(
@@ -277,6 +323,7 @@ def report(tally: Tally, output_format: str) -> None:
                     "statuses": dict(tally.statuses),
                     "remarks": tally.remarks,
                     "stopped": tally.stopped,
+                    "lastLine": last_line,
                 }
             )
         )
@@ -290,7 +337,11 @@ def report(tally: Tally, output_format: str) -> None:
         f"in {tally.seconds:.2f} s: {rate:,.0f} messages/s"
     )
     if tally.stopped:
-        echo("Stopped at a lost connection: what was left of the input was not sent.")
+        echo(
+            f"Stopped at the first failure that does not mend by itself.  Sent: the input up to line {last_line}; of"
+            f" it {counted(tally.sent - stored, 'message')} without SEND_OK or its like.\n"
+            f"NOT sent: what follows line {last_line}."
+        )
 
 
 # -- consumeMessage ------------------------------------------------------------------------------------
@@ -311,6 +362,7 @@ def report(tally: Tally, output_format: str) -> None:
 @time_option("-e", "--endTimestamp", "end_ms", help="Only before this time.")
 @click.option("-c", "--MessageNumber", "count", type=click.IntRange(1), help="This many messages at most.")
 @click.option("-g", "--consumerGroup", "group", default=TOOLS_GROUP, show_default=True)
+@ledger_option("Note each message in this file, for mqpipeline audit-loss --consumed.")
 @format_option
 def consume_message(
     namesrv: tuple[str, ...],
@@ -322,6 +374,7 @@ def consume_message(
     end_ms: int | None,
     count: int | None,
     group: str,
+    ledger_path: Path | None,
     output_format: str,
 ) -> None:
     """Reads messages, from master or slave.
@@ -343,7 +396,8 @@ def consume_message(
                 "#Broker Name", "#QID", "#Offset", "#MsgId", "#StoreTime", "#Tags", "#Keys", "#Body"
             )
         )
-    with MQAdmin(namesrv) as admin:
+    ledger = nullcontext() if ledger_path is None else closing(ConsumedLedger(ledger_path, group))
+    with MQAdmin(namesrv) as admin, ledger as consumed:
         queues = readable_queues(admin, topic, broker, queue_id)
         for queue in queues:
             if shown == count:
@@ -351,6 +405,8 @@ def consume_message(
             with as_far_as_sound(queue, damaged):
                 for message in from_queue(admin, topic, queue, group, offset, begin_ms, end_ms):
                     echo_line(_read_line(queue, message, output_format))
+                    if consumed is not None:
+                        consumed.consumed([_ledger_entry(message)])
                     shown += 1
                     if shown == count:
                         break
@@ -358,6 +414,11 @@ def consume_message(
         echo(f"{counted(shown, 'message')} from {', '.join(_places(queues))}")
     if damaged:
         sys.exit(1)
+
+
+def _ledger_entry(message: records.StoredMessage) -> tuple[str, str, tuple[int, int]]:
+    key = records.decode_properties(message.properties).get("UNIQ_KEY", message.message_id)
+    return message.topic, key, (message.queue_id, message.queue_offset)
 
 
 def _places(queues: list[SendQueue]) -> list[str]:
@@ -393,6 +454,3 @@ def resend(admin: MQAdmin, message: records.StoredMessage, output_format: str) -
     _send_body(
         message.topic, queues, RawMessage(body, records.decode_properties(message.properties)), output_format
     )
-
-
-COMMANDS = (send_message, consume_message)

@@ -51,6 +51,3 @@ def query_msg_trace_by_id(namesrv: tuple[str, ...], message_id: str, topic: str,
 def _entries(message: StoredMessage, message_id: str) -> Iterator[TraceEntry]:
     host = host_text(message.born_host).rpartition(":")[0]
     return entries_of(body_of(message).decode(errors="replace"), message_id, host)
-
-
-COMMANDS = (query_msg_trace_by_id,)

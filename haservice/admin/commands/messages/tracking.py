@@ -31,10 +31,11 @@ class Track(NamedTuple):
         return f"MessageTrack [consumerGroup={self.group}, trackType={self.kind}, exceptionDesc={failure}]"
 
 
-def tracks(admin: MQAdmin, message: StoredMessage) -> list[Track]:
-    """A track for each group that consumes the message's topic.  Raises RemotingError."""
+def tracks(admin: MQAdmin, message: StoredMessage, groups_max: int | None = None) -> list[Track]:
+    """A track for each group that consumes the message's topic, or the first so many.  Raises RemotingError."""
     route = admin.route(message.topic)
-    return [_track(admin, group, message, route) for group in topic_groups(admin, message.topic, route)]
+    groups = topic_groups(admin, message.topic, route)[:groups_max]
+    return [_track(admin, group, message, route) for group in groups]
 
 
 def _track(admin: MQAdmin, group: str, message: StoredMessage, route: TopicRouteData) -> Track:

@@ -194,6 +194,3 @@ def file_versions(header: AclVersionHeader) -> dict[str, DataVersion]:
     if isinstance(tree, dict) and tree:
         return {path: DataVersion.from_tree(version) for path, version in tree.items()}
     return {PLAIN_FILE: DataVersion.decode(header.version)}
-
-
-COMMANDS = (update_acl_config, delete_acl_config, update_global_white_addr, cluster_acl_config_version)

@@ -13,7 +13,6 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, take
-from haservice.admin.commands.ha.ha_status import ha_status
 from haservice.admin.commands.ha.verdict import Severity, verdicts_of, worst
 from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
@@ -263,6 +262,3 @@ def runtime_infos(
         except RemotingError as error:
             found[broker], failures[broker] = {}, error
     return found, failures
-
-
-COMMANDS = (ha_status, cluster_list, broker_status)

@@ -273,14 +273,3 @@ def add_write_perm(namesrv: tuple[str, ...], name: str, output_format: str) -> N
             "namesrvAddrs",
             brokerName=name,
         )
-
-
-BROKER_COMMANDS = (get_broker_config, update_broker_config)
-NAMESERVER_COMMANDS = (
-    get_namesrv_config,
-    update_namesrv_config,
-    update_kv_config,
-    delete_kv_config,
-    wipe_write_perm,
-    add_write_perm,
-)

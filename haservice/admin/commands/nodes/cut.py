@@ -235,6 +235,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-COMMANDS = (list_cut, remove_cut)

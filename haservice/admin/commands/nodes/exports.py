@@ -265,6 +265,3 @@ def _clients(admin: MQAdmin, groups: list[str]) -> list[str]:
             members = consumer_connection(admin, group).connection_set
             found.update(f"{member.language}%{version_text(member.version)}" for member in members)
     return sorted(found)
-
-
-COMMANDS = (export_metadata, export_configs, export_metrics)

@@ -33,20 +33,14 @@ def _command(name: str, code: RequestCode, what: str) -> Command:
     return command(name)(namesrv_option(broker_option(cluster_option(format_option(clean)))))
 
 
-COMMANDS = (
-    _command(
-        "cleanExpiredCQ",
-        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
-        "Deletes queue files whose messages are gone.",
-    ),
-    _command(
-        "cleanUnusedTopic",
-        RequestCode.CLEAN_UNUSED_TOPIC,
-        "Deletes queues whose topic is gone.",
-    ),
-    _command(
-        "deleteExpiredCommitLog",
-        RequestCode.DELETE_EXPIRED_COMMITLOG,
-        "Deletes log files past fileReservedTime now.",
-    ),
+clean_expired_cq = _command(
+    "cleanExpiredCQ", RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, "Deletes queue files whose messages are gone."
+)
+clean_unused_topic = _command(
+    "cleanUnusedTopic", RequestCode.CLEAN_UNUSED_TOPIC, "Deletes queues whose topic is gone."
+)
+delete_expired_commit_log = _command(
+    "deleteExpiredCommitLog",
+    RequestCode.DELETE_EXPIRED_COMMITLOG,
+    "Deletes log files past fileReservedTime now.",
 )

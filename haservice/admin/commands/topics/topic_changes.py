@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.fanout import addrs_of, ask_each, tell_each
-from haservice.errors import AnswerError
+from haservice.admin.fanout import addrs_of, ask_each, say_failures, tell_each
+from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.clients import (
@@ -30,7 +30,7 @@ from haservice.terminal.options import (
     topic_option,
     truth_option,
 )
-from haservice.terminal.output import echo, perm_text, show_pairs, shown_addr
+from haservice.terminal.output import and_text, echo, perm_text, show_pairs, shown_addr
 
 TEMPLATE_TOPIC = "TBW102"
 # In the nameservers' tables: an order topic's brokers and queues, "broker-a:4;broker-b:4".
@@ -187,26 +187,63 @@ def delete_topic(namesrv: tuple[str, ...], cluster: str | None, topic: str, outp
 
     At every master of a cluster (-c), and from the routes of the nameservers.  There is no way back: its
     messages lie in the logs until retention takes them, but nobody can read them.
+
+    A broker name without a master now keeps the topic.  It is named, and the exit code is 1: run this again once
+    its master is back.
     """
     if cluster is None:
         raise click.UsageError("of which cluster?  Say -c CLUSTER; mqadmin clusterList shows them")
     with MQAdmin(namesrv) as admin:
-        delete_topic_everywhere(admin, cluster, topic, quiet=output_format == "json")
+        left = delete_topic_everywhere(admin, cluster, topic, quiet=output_format == "json")
     if output_format == "json":
-        show_pairs({"topic": topic, "clusterName": cluster}, output_format)
+        kept = {"noMasterAt": left} if left else {}
+        show_pairs({"topic": topic, "clusterName": cluster, **kept}, output_format)
+    if left:
+        sys.exit(1)
 
 
-def delete_topic_everywhere(admin: MQAdmin, cluster: str, topic: str, *, quiet: bool) -> None:
+def delete_topic_everywhere(admin: MQAdmin, cluster: str, topic: str, *, quiet: bool) -> list[str]:
     """Deletes at a cluster's masters (215), then nameservers (216): a route deleted first would come back.
 
-    Raises RemotingError of a master that could not; the nameservers are then not told.
+    Returns the broker names that have no master now, which RocketMQ's tool passes over: standard error says
+    that they keep the topic.  Raises RemotingError of a master that could not; all others are told, and the
+    nameservers are not.
     """
-    for broker in admin.masters(cluster):
-        admin.tell(broker.addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
+    masters = admin.masters(cluster)
+    failures = [error for one in masters if (error := _delete_at(admin, one.addr, topic)) is not None]
+    if failures:
+        say_failures(failures[1:])
+        raise failures[0]
     echo(f"delete topic [{topic}] from cluster [{cluster}] success.", err=quiet)
     header = DeleteTopicInNamesrvHeader(topic, cluster)
     ask_each(admin.nameservers, lambda addr: admin.tell(addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, header))
     echo(f"delete topic [{topic}] from NameServer success.", err=quiet)
+    return _say_without_master(admin, cluster, topic)
+
+
+def _delete_at(admin: MQAdmin, addr: str, topic: str) -> RemotingError | None:
+    try:
+        admin.tell(addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic))
+    except RemotingError as error:
+        return error
+    return None
+
+
+def _say_without_master(admin: MQAdmin, cluster: str, topic: str) -> list[str]:
+    """Names them and their slaves on standard error."""
+    slaves: dict[str, list[str]] = {}
+    brokers = admin.brokers(cluster)
+    with_master = {one.name for one in brokers if one.is_master}
+    for one in brokers:
+        if one.name not in with_master:
+            slaves.setdefault(one.name, []).append(shown_addr(one.addr))
+    for name, addrs in slaves.items():
+        echo(
+            f"NOT deleted at {name}: it has no master now, its slave is {and_text(addrs)}.  If it has the topic"
+            f" [{topic}], the topic comes back with its master: run this again then.",
+            err=True,
+        )
+    return list(slaves)
 
 
 @command("updateOrderConf")
@@ -272,6 +309,3 @@ def order_conf(text: str) -> dict[str, int]:
             raise click.BadParameter(f"{part} is not brokerName:num", param_hint="-v")
         found[name.strip()] = int(queues)
     return found
-
-
-COMMANDS = (update_topic, update_topic_perm, delete_topic, update_order_conf)

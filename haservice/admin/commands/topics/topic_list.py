@@ -279,6 +279,3 @@ def shared_evenly(queues: list[MessageQueue], members: int) -> list[list[Message
     size, more = divmod(len(queues), members)
     starts = [index * size + min(index, more) for index in range(members + 1)]
     return [queues[start:end] for start, end in itertools.pairwise(starts)]
-
-
-COMMANDS = (topic_list, topic_route, topic_status, topic_cluster_list, allocate_mq)

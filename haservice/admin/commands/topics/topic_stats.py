@@ -20,7 +20,7 @@ from haservice.remoting.headers.admin import BrokerStatsHeader
 from haservice.terminal.options import command, format_option, namesrv_option
 from haservice.terminal.output import Column, Table, number, show
 
-__all__ = ["COMMANDS", "TOPIC_PUT_NUMS", "traffic"]
+__all__ = ["TOPIC_PUT_NUMS", "stats_all", "traffic"]
 
 # In a table, for what a broker has no counter for; in JSON it is null.
 UNKNOWN = "-"
@@ -90,6 +90,3 @@ def traffic(admin: MQAdmin, addrs: list[str], name: str, key: str) -> TopicTraff
             messages = data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
             total = TopicTraffic(total.tps + data.stats_minute.tps, total.messages + messages)
     return total
-
-
-COMMANDS = (stats_all,)

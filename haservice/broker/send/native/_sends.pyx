@@ -124,15 +124,15 @@ cdef class Answers:
     cdef readonly int64_t waiting_end
     """Where the last of those ends in the log; 0 without any."""
 
-    def render(self, int code, bint now, bint later):
+    def render(self, int now, int later):
         """[(connection, the bytes of its answers)], in their order.
 
-        `now` stands for those that do not wait, whose code is 0, `later` for those that do.
+        `now` is the code of those that do not wait, `later` of those that do; with one below 0 these are left out.
         """
         cdef Py_ssize_t count = PyBytes_GET_SIZE(self.puts) // sizeof(Put), i
         cdef const Put* put = <const Put*>PyBytes_AS_STRING(self.puts)
         cdef list rendered = []
-        cdef int32_t sender = -1
+        cdef int32_t sender = -1, code
         cdef uint8_t* out = <uint8_t*>PyMem_Malloc(count * self.pieces.room + 1)
         cdef uint8_t* p = out
         cdef const hs_stored* stored
@@ -143,14 +143,15 @@ cdef class Answers:
         try:
             for i in range(count):
                 stored = &put[i].stored
-                if stored.oneway or not (later if stored.wait else now):
+                code = later if stored.wait else now
+                if stored.oneway or code < 0:
                     continue
                 if put[i].sender != sender:
                     if p != out:
                         rendered.append((self.senders[sender], PyBytes_FromStringAndSize(<char*>out, p - out)))
                         p = out
                     sender = put[i].sender
-                p = hs_put_answer(p, stored, code if stored.wait else 0, binary if stored.binary else json)
+                p = hs_put_answer(p, stored, code, binary if stored.binary else json)
             if p != out:
                 rendered.append((self.senders[sender], PyBytes_FromStringAndSize(<char*>out, p - out)))
         finally:

@@ -94,9 +94,9 @@ def _mqadmin(*arguments: str) -> _Told:
 
 
 @contextmanager
-def filled(stage: Stage, size: int) -> Iterator[ScratchPair]:
+def filled(stage: Stage, size: int, **settings: str) -> Iterator[ScratchPair]:
     """A master with `size` topics.  Each has a message, which its group and EVERYWHERE have consumed."""
-    with stage.pair(**SETTINGS) as pair:
+    with stage.pair(**SETTINGS, **settings) as pair:
         stage.say(f"{size:,} topics and groups are made")
         _write_tables(pair.store("broker-a") / "config", size)
         pair.start_nameserver()

@@ -1,0 +1,463 @@
+"""EntryStore: the log of one DLedger node, in the files of a stock node.
+
+    <directory>/data/<20 digits>     entries, in files of one size; a blank ends each but the last
+    <directory>/index/<20 digits>    a unit of 32 bytes for each entry, at 32 * index
+    <directory>/checkpoint           what was committed and what was synced (small.py)
+    <directory>/currterm             the node's term and vote; it belongs to who votes (small.py)
+
+One lock guards the end of the log.  `end_index` is published after an entry and its unit are written, so
+readers take no lock.  A cut moves `end_index` back before it overwrites; a read that met a cut is repeated.
+
+Nothing here waits for a disk but flush(), truncate(), reset() and save_checkpoint().  An entry is durable
+when `flushed_index` has reached it; who acknowledges entries asks for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commitlog.disk.files import Buffer, Files, OSFiles
+from commitlog.disk.store_lock import StoreLock
+from commitlog.dledger.entries import (
+    LogEntry,
+    Unit,
+    check_body,
+    decode,
+    encode_blank,
+    encode_head,
+    encode_unit,
+    parse_unit,
+)
+from commitlog.dledger.growing import GrowingFiles
+from commitlog.dledger.layout import BLANK_BYTES, ENTRY_BYTES_MAX, HEAD_BYTES, NONE, UNIT_BYTES
+from commitlog.dledger.recovery import first_index, recover
+from commitlog.dledger.small import CheckpointFile, LogCheckpoint
+from commitlog.errors import (
+    CorruptEntry,
+    EntryBeyondLimits,
+    EntryGap,
+    EntryNotFound,
+    LogNotWritable,
+    OffsetNotFound,
+    StoreUnreadable,
+)
+from commitlog.kernel.records import body_crc
+
+logger = logging.getLogger(__name__)
+
+DATA_FILE_BYTES = 1 << 30
+INDEX_FILE_BYTES = UNIT_BYTES * 5 * 1024 * 1024
+
+# Writes into a body what only the append knows.  Gets the body and where it begins in the log.
+Stamp = Callable[[bytearray, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryStoreOptions:
+    """Where a node's log lies, and its sizes; the defaults are DLedger's.
+
+    `records`: every body is a record of RocketMQ or empty, as in a broker's log.
+    `start`: where the first entry of a new log goes, a multiple of `data_file_bytes`; behind a classic log.
+    """
+
+    directory: Path
+    data_path: Path | None = None
+    data_file_bytes: int = DATA_FILE_BYTES
+    index_file_bytes: int = INDEX_FILE_BYTES
+    start: int = 0
+    records: bool = False
+
+    def __post_init__(self) -> None:
+        if self.data_file_bytes < HEAD_BYTES + BLANK_BYTES:
+            raise ValueError(f"data files of {self.data_file_bytes} bytes hold no entry")
+        if self.index_file_bytes < UNIT_BYTES or self.index_file_bytes % UNIT_BYTES:
+            raise ValueError(f"index files of {self.index_file_bytes} bytes are no multiple of {UNIT_BYTES}")
+        if self.start < 0 or self.start % self.data_file_bytes:
+            raise ValueError(f"start {self.start} is no multiple of {self.data_file_bytes}")
+
+    @property
+    def data(self) -> Path:
+        return self.data_path if self.data_path is not None else self.directory / "data"
+
+
+class EntryStore:
+    """The entries from `begin_index` to `end_index`; NONE for both without any."""
+
+    def __init__(self, options: EntryStoreOptions, files: Files | None = None) -> None:
+        """Opens the store, and makes its tail whole.  Raises StoreLocked, StoreUnreadable, LogNotWritable."""
+        self._files: Files = files if files is not None else OSFiles()
+        self._lock = threading.Lock()  # guards the end of the log
+        self._flush_lock = threading.Lock()  # one flush or cut at a time; taken before _lock
+        self._cuts = 0
+        self._holds: dict[str, str] = {}  # who holds appends back for now, and why
+        try:
+            self._files.make_directory(options.directory)
+        except OSError as error:
+            raise StoreUnreadable(options.directory, error.strerror or str(error)) from error
+        self._store_lock = StoreLock(options.directory)
+        try:
+            self._open(options)
+        except BaseException:
+            self._store_lock.release()
+            raise
+
+    def _open(self, options: EntryStoreOptions) -> None:
+        self.data = GrowingFiles(self._files, options.data, options.data_file_bytes)
+        self._index = GrowingFiles(self._files, options.directory / "index", options.index_file_bytes)
+        self._checkpoint = CheckpointFile(self._files, options.directory / "checkpoint")
+        known = self._checkpoint.known
+        found = recover(self.data, self._index, known, records=options.records)
+        if not self.data.segments.items:
+            self.data.found_end(options.start, options.start)
+            found = recover(self.data, self._index, known, records=options.records)
+        self.end_index = found.end_index
+        self.end_term = found.end_term
+        self._begin = (self.data.start, found.begin_index)
+        self._next_index = found.end_index + 1
+        self.flushed_index = found.durable_index
+        self.data.found_end(found.end, found.durable_end, write_again=known.is_ours)
+        flushed = max((found.durable_index + 1) * UNIT_BYTES, self._index.start)
+        self._index.found_end(self._next_index * UNIT_BYTES, flushed, write_again=known.is_ours)
+        self.committed_index = min(max(known.committed_index, NONE), found.end_index)
+        """What was known to be committed when the store was opened, then what save_checkpoint() was told."""
+        if known.end_index > found.end_index:
+            logger.warning(
+                "log is shorter than its checkpoint said directory=%s end_index=%d said=%d",
+                options.directory, found.end_index, known.end_index,
+            )  # fmt: skip
+        if not known.is_ours:
+            # From now on it is known what was synced.
+            self.flush()
+            self.save_checkpoint()
+
+    # -- what is there ------------------------------------------------------------------------------
+
+    @property
+    def begin_index(self) -> int:
+        """The number of the first entry; it moves when retention drops files.  Raises StoreUnreadable."""
+        start, index = self._begin
+        if start != self.data.start and self.end_index != NONE:
+            index = first_index(self.data)
+            self._begin = (self.data.start, index)
+        return index
+
+    @property
+    def end(self) -> int:
+        """Where the log ends, in bytes."""
+        return self.data.end
+
+    def term_at(self, index: int) -> int:
+        """Raises EntryNotFound, CorruptEntry, StoreUnreadable."""
+        return self._unit(index).term
+
+    def end_of(self, index: int) -> int:
+        """Where the entry ends in the log, in bytes.  Raises as term_at()."""
+        unit = self._unit(index)
+        return unit.position + unit.size
+
+    def mark_of(self, index: int) -> tuple[int, int]:
+        """Its term, and where it ends.  Raises as term_at()."""
+        unit = self._unit(index)
+        return unit.term, unit.position + unit.size
+
+    def read(self, index: int) -> LogEntry:
+        """The entry, checked.  Raises EntryNotFound, CorruptEntry, StoreUnreadable."""
+        while True:
+            cuts = self._cuts
+            try:
+                unit = self._unit(index)
+                entry = decode(self.data.read(unit.position, unit.size), 0, unit.position)
+                if Unit.of(entry) != unit:
+                    raise CorruptEntry(unit.position, f"is {Unit.of(entry)}, its index unit says {unit}")
+            except (CorruptEntry, OffsetNotFound) as error:
+                if cuts != self._cuts or not self._has(index):
+                    continue
+                if isinstance(error, OffsetNotFound):
+                    raise CorruptEntry(
+                        error.offset, f"the unit of index {index} leads there, {error}"
+                    ) from error
+                raise
+            if cuts == self._cuts:
+                return entry
+
+    def entries(self, first: int, max_bytes: int) -> Iterator[LogEntry]:
+        """The entries from `first` on: at least one, then while they fit into `max_bytes`, up to the end."""
+        left = max_bytes
+        while first <= self.end_index:
+            entry = self.read(first)
+            if left < entry.size and left < max_bytes:
+                return
+            yield entry
+            left, first = left - entry.size, first + 1
+
+    def _has(self, index: int) -> bool:
+        return 0 <= self.begin_index <= index <= self.end_index
+
+    def _unit(self, index: int) -> Unit:
+        if not self._has(index):
+            raise EntryNotFound(index, self.begin_index, self.end_index)
+        cuts = self._cuts
+        try:
+            found = self._index.read(index * UNIT_BYTES, UNIT_BYTES)
+        except OffsetNotFound:
+            found = b""
+        unit = parse_unit(found) if len(found) == UNIT_BYTES else None
+        if (
+            unit is None
+            or unit.index != index
+            or not HEAD_BYTES <= unit.size <= ENTRY_BYTES_MAX
+            or unit.term < 0
+        ):
+            if cuts != self._cuts:
+                return self._unit(index)
+            raise StoreUnreadable(
+                self._index.segments.directory, f"the unit of index {index} is damaged: {unit}"
+            )
+        return unit
+
+    # -- appending ----------------------------------------------------------------------------------
+
+    def append(self, term: int, bodies: Sequence[Buffer], stamp: Stamp | None = None) -> list[LogEntry]:
+        """As the leader of `term`: gives each body an index and a position, and writes them, all or none.
+
+        `stamp` gets each body as a bytearray, and where it begins in the log.  Raises EntryBeyondLimits and
+        LogNotWritable.
+        """
+        for body in bodies:
+            self._check_fits(len(body))
+        runs: list[list[LogEntry]] = []
+        with self._lock:
+            assert term >= self.end_term
+            data, index = self.data, self._next_index
+            position, room = data.end, data.room
+            for body in bodies:
+                size = HEAD_BYTES + len(body)
+                if size + BLANK_BYTES > room:
+                    position, room = position + room, data.file_bytes
+                    runs.append([])
+                elif not runs:
+                    runs.append([])
+                stored = body if isinstance(body, bytes) and stamp is None else bytearray(body)
+                if stamp is not None:
+                    assert isinstance(stored, bytearray)
+                    stamp(stored, position + HEAD_BYTES)
+                whole = bytes(stored)
+                runs[-1].append(LogEntry(index, term, position, whole, body_crc=body_crc(whole)))
+                index, position, room = index + 1, position + size, room - size
+            if runs:
+                self._write(runs)
+        return [entry for run in runs for entry in run]
+
+    def append_entry(self, entry: LogEntry) -> None:
+        """As a follower: writes the leader's entry, byte for byte.
+
+        Raises, with nothing changed, EntryGap unless it continues the log, CorruptEntry for a wrong CRC,
+        EntryBeyondLimits, LogNotWritable.
+        """
+        self._check_fits(len(entry.body))
+        if entry.body_crc and entry.body_crc != body_crc(entry.body):
+            raise CorruptEntry(entry.position, f"its body is not the one of its crc {entry.body_crc:#010x}")
+        with self._lock:
+            if entry.index != self._next_index or entry.term < self.end_term:
+                raise EntryGap(entry.index, entry.term, self._next_index, self.end_term)
+            fits = self.data.room >= entry.size + BLANK_BYTES
+            here, next_file = self.data.end, self.data.end + self.data.room
+            if entry.position != next_file and not (fits and entry.position == here):
+                raise EntryGap(entry.index, entry.term, self._next_index, self.end_term, entry.position, here)
+            self._write([[entry]])
+
+    def _check_fits(self, body_bytes: int) -> None:
+        check_body(body_bytes)
+        if HEAD_BYTES + body_bytes + BLANK_BYTES > self.data.file_bytes:
+            raise EntryBeyondLimits(
+                f"entry of {HEAD_BYTES + body_bytes} bytes does not fit into a file of {self.data.file_bytes},"
+                f" of which {BLANK_BYTES} stay free"
+            )
+
+    def _write(self, runs: list[list[LogEntry]]) -> None:
+        """Writes entries, the runs of one file each, and their index units; publishes all at once.
+
+        The files are made first: without room for one of them nothing is written.
+        """
+        assert self._lock.locked()
+        data, index = self.data, self._index
+        if self._holds:
+            raise LogNotWritable(next(iter(self._holds.values())))
+        data.check_open()
+        index.check_open()
+        units = b"".join([encode_unit(entry) for run in runs for entry in run])
+        goes_on = runs[0][0].position == data.end and data.room > 0
+        data.make_ahead(len(runs) - goes_on)
+        index.make_ahead(-(-(len(units) - index.room) // index.file_bytes))
+        if not goes_on:
+            self._roll()
+        marks = data.end, index.end
+        try:
+            for number, run in enumerate(runs):
+                if number:
+                    self._roll()
+                self._write_run(run)
+            while units:
+                if index.room == 0:
+                    index.roll()
+                part = units[: index.room]
+                index.write((part,), len(part))
+                index.advance(len(part))
+                units = units[len(part) :]
+        except LogNotWritable:
+            data.take_back(marks[0])
+            index.take_back(marks[1])
+            raise
+        last = runs[-1][-1]
+        if self.end_index == NONE:
+            self._begin = (data.start, runs[0][0].index)
+        self._next_index = last.index + 1
+        self.end_term = last.term
+        self.end_index = last.index
+
+    def _roll(self) -> None:
+        room = self.data.room
+        self.data.roll(encode_blank(room) if room else b"")
+
+    def _write_run(self, run: list[LogEntry]) -> None:
+        buffers: list[bytes] = []
+        for entry in run:
+            buffers += (encode_head(entry), entry.body)
+        size = run[-1].end - run[0].position
+        self.data.write(buffers, size)
+        self.data.advance(size)
+
+    def hold_appends(self, reason: str | None, holder: str) -> None:
+        """Refuses entries for `reason` until the same `holder` passes None: a nearly full disk, for example."""
+        with self._lock:
+            holds = {who: why for who, why in self._holds.items() if who != holder}
+            self._holds = holds if reason is None else {**holds, holder: reason}
+
+    @property
+    def writable(self) -> str | None:
+        """Why entries are refused now; None when they are taken."""
+        return self.data.closed or self._index.closed or next(iter(self._holds.values()), None)
+
+    # -- what is durable ----------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Makes all entries durable; returns `flushed_index`.  Raises LogNotWritable.
+
+        After an error of the disk nothing is taken or flushed any more: what the files hold is unknown.
+        """
+        with self._flush_lock:
+            end_index = self.end_index
+            if end_index > self.flushed_index:
+                self.data.flush()
+                self._index.flush()
+                self.flushed_index = end_index
+            return self.flushed_index
+
+    def save_checkpoint(self, committed_index: int = NONE) -> None:
+        """Writes down what is committed, and what is known to be synced.  Raises StoreUnreadable."""
+        with self._flush_lock:
+            self.committed_index = max(self.committed_index, min(committed_index, self.end_index))
+            self._save(self.end_index)
+
+    def _save(self, end_index: int) -> None:
+        durable = self.flushed_index if self._has(self.flushed_index) else NONE
+        term = self.term_at(durable) if durable != NONE else NONE
+        try:
+            self._checkpoint.save(LogCheckpoint(self.committed_index, end_index, durable, term, is_ours=True))
+        except OSError as error:
+            raise StoreUnreadable(self._checkpoint.path, error.strerror or str(error)) from error
+
+    def prepare_next_file(self) -> None:
+        """Makes the next data file ahead when the last one is nearly full.  Raises OSError: the roll tries
+        again, and reports it."""
+        self.data.prepare()
+
+    # -- going back ---------------------------------------------------------------------------------
+
+    def truncate(self, index: int) -> None:
+        """Removes the entries from `index` on, durably.  Fine if there are none.
+
+        Raises EntryNotFound below the log's begin, StoreUnreadable with nothing changed, LogNotWritable if the
+        cut is not finished; a restart finishes it or leaves the log as it was.
+        """
+        with self._flush_lock:
+            if index > self.end_index:
+                return
+            unit = self._unit(index)
+            last = index - 1 if index > self.begin_index else NONE
+            before = self._unit(last) if last != NONE else None
+            # The blank before an entry that began a file goes with it: another may fit before it.
+            end = unit.position if before is None else before.position + before.size
+            self._claim_no_more_than(last)
+            with self._lock:
+                self.end_index, self._next_index = last, index
+                self.end_term = NONE if before is None else before.term
+                self._cuts += 1
+                self.data.truncate(end)
+                self._index.truncate(index * UNIT_BYTES)
+                if last == NONE:
+                    self._begin = (self.data.start, NONE)
+            logger.info("entries cut first=%d position=%d", index, end)
+
+    def reset(self, index: int, position: int) -> None:
+        """Removes all entries; the next one has this index and position.
+
+        Raises EntryGap for a position amid a file, StoreUnreadable with nothing changed, LogNotWritable if it
+        is not finished.
+        """
+        if position % self.data.file_bytes or index < 0:
+            raise EntryGap(index, NONE, NONE, NONE, position, position - position % self.data.file_bytes)
+        with self._flush_lock:
+            self._claim_no_more_than(NONE)
+            with self._lock:
+                self.end_index, self.end_term, self._next_index = NONE, NONE, index
+                self._begin = (position, NONE)
+                self._cuts += 1
+                self.data.begin_at(position)
+                at = index * UNIT_BYTES
+                self._index.begin_at(at - at % self._index.file_bytes)
+                self._index.found_end(at, at)
+            logger.warning("log begun anew index=%d position=%d", index, position)
+
+    def _claim_no_more_than(self, last: int) -> None:
+        """Before entries behind `last` go, nothing on the disk may say that they are there."""
+        self.flushed_index = min(self.flushed_index, last)
+        self.committed_index = min(self.committed_index, last)
+        known = self._checkpoint.known
+        if max(known.durable_index, known.committed_index, known.end_index) > last:
+            self._save(last)
+
+    # -- old files ----------------------------------------------------------------------------------
+
+    def drop_oldest_file(self) -> bool:
+        """Removes the oldest data file, never the last one, and index files that lead only to it and before."""
+        if self.data.segments.drop_oldest() is None:
+            return False
+        self.expire(self.data.start)
+        return True
+
+    def expire(self, physical_offset: int) -> int:
+        """Removes index files that lead only below the data's start.  Returns how many went."""
+        gone, at = 0, self.begin_index * UNIT_BYTES
+        while self._index.segments.items and self._index.segments.items[0].end <= at:
+            if self._index.segments.drop_oldest() is None:
+                break
+            gone += 1
+        return gone
+
+    # -- ending -------------------------------------------------------------------------------------
+
+    def close(self, *, clean: bool = True) -> None:
+        """Flushes, unless not `clean`, and closes.  May be called twice.  Raises LogNotWritable."""
+        try:
+            if clean and self.writable is None:
+                self.flush()
+                self.save_checkpoint()
+        finally:
+            self.data.close()
+            self._index.close()
+            self._store_lock.release()

@@ -1,0 +1,1 @@
+"""Commands about the coordinator of a broker name: etcd or ZooKeeper."""

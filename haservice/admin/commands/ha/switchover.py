@@ -1,0 +1,241 @@
+"""`mqadmin switchover`: the master and a slave exchange their roles, by command, while both run.
+
+    show the brokers → say what it means → ask → tell the master → wait until it is done → show the brokers
+
+A master that does not answer cannot hand over: `mqadmin failover` is for that.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.coordinator.by_request import switch_over_by
+from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
+from haservice.admin.commands.ha.ask_brokers import gather
+from haservice.admin.commands.ha.failover import check_candidate, damages
+from haservice.admin.commands.ha.replicas import way_past_unheard_epoch
+from haservice.admin.commands.ha.role_steps import (
+    LOOK_AGAIN_S,
+    StepLog,
+    check_at_rest,
+    check_told,
+    name_option,
+    not_yet,
+    say_waited_for,
+    show_after,
+    timeout_option,
+    wait_for_followers,
+    wait_for_master,
+    yes_option,
+)
+from haservice.admin.commands.ha.topology import Member, Topology
+from haservice.admin.commands.ha.topology_text import late_beginnings
+from haservice.broker.roles.rules import next_number
+from haservice.deadline import Deadline
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
+from haservice.terminal.options import address_callback, command, format_option, namesrv_option
+from haservice.terminal.output import and_text, human_seconds, shown_addr
+
+# Seconds to catch up, and then to be the master.
+TIMEOUT_S = 10.0
+# Added to the time that a switchover may take: for its answer to arrive.
+ANSWER_S = 5.0
+# How long a name may be without a master while two brokers change their roles.
+BETWEEN_S = 2.0
+ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
+
+
+@command("switchover")
+@namesrv_option
+@name_option
+@click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
+@timeout_option(TIMEOUT_S, "Seconds within which the slave has to catch up, and then to be the master.")
+@yes_option
+@coordinator_options
+@format_option
+def switchover(
+    namesrv: tuple[str, ...],
+    where: str,
+    to: str | None,
+    timeout_s: float,
+    yes: bool,
+    said: CoordinatorSaid,
+    output_format: str,
+) -> None:
+    """Makes a slave the master, and the master a slave.
+
+    For planned work, while both run.  The master refuses writes for a moment, until the slave has caught up.
+    Then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing is lost: if
+    the slave does not catch up in time, the master goes on as before, and the command says why.
+
+    \b
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911    to this one
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
+
+    Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
+    sends fail.  A master whose disk is full can hand over as well: a switchover appends nothing.
+
+    The roles stay across restarts, until a broker's properties file asks for another brokerRole.
+
+    Of brokers with haCoordinator the change is asked for in etcd or ZooKeeper, and they do it by themselves.
+    """
+    report = StepLog(output_format, yes)
+    with report, MQAdmin(namesrv) as admin:
+        done = switch_over(report, admin, namesrv, where, to, timeout_s, said)
+    if not done:
+        sys.exit(1)
+
+
+def switch_over(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    where: str,
+    to: str | None,
+    timeout_s: float = TIMEOUT_S,
+    said: CoordinatorSaid | None = None,
+) -> bool:
+    """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
+    before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
+    report.show("before", before)
+    master, target = switchover_pair(before, to)
+    slaves = successors(before, master, target)
+    notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)
+    if (desk := desk_of(admin, before, said)) is not None:
+        with desk:
+            return switch_over_by(report, admin, namesrv, desk, before, target, notes, timeout_s)
+    check_unheard_epoch(before, master)
+    chosen = "its nearest slave" if target is None else shown_addr(target.addr)
+    kept = nothing_is_lost(before, master, target)
+    report.line(f"{before.name}: {shown_addr(master.addr)} hands over to {chosen}.  {kept}")
+    for line in notes:
+        report.line(line)
+    report.go_on((master.addr, None if target is None else target.addr, kept))
+    started = time.monotonic()
+    to_addr = "" if target is None else target.broker_addr
+    header = SwitchoverHeader(to_addr, int(timeout_s * 1000), before.last_epoch + 1)
+    patience_s = timeout_s + ANSWER_S
+    say_waited_for(before)
+    with report.telling(admin, before.name, master):
+        done = admin.ask(
+            master.addr, RequestCode.SWITCHOVER, header, into=SwitchoverBody, timeout_s=patience_s
+        )
+    new_master, epoch = done.new_master, done.epoch
+    became = wait_for_master(admin, before.name, new_master, epoch, namesrv, timeout_s)
+    took_s = time.monotonic() - started
+    alone = not became or wait_for_followers(admin, before, new_master, epoch, report)
+    show_after(admin, before, namesrv, report)
+    report.line(
+        f"{shown_addr(new_master)} is the master of {before.name} since offset {done.logged_end}, "
+        f"epoch {epoch}: {human_seconds(took_s)}"
+        if became
+        else not_yet(new_master, before.name, timeout_s)
+    )
+    report.end(
+        brokerName=before.name,
+        newMaster=new_master,
+        epoch=epoch,
+        loggedEnd=done.logged_end,
+        complete=became and alone,
+    )
+    return became and alone
+
+
+def gather_with_master(admin: MQAdmin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
+    """As `gather`.  If all answer and none is the master, another command may be between the two steps of a
+    switchover: this looks again for a moment.
+    """
+    deadline = Deadline(BETWEEN_S)
+    while True:
+        seen = gather(admin, where, namesrv, also)
+        if seen.masters or deadline.expired or not all(one.answers for one in seen.members):
+            return seen
+        time.sleep(LOOK_AGAIN_S)
+
+
+def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member | None]:
+    """The master and its successor, None for the nearest slave.  Raises click.ClickException."""
+    name, masters = topology.name, topology.masters
+    check_at_rest(topology)
+    if not masters:
+        check_told(topology)
+        silent = [one for one in topology.members if not one.answers]
+        said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
+        raise click.ClickException(
+            f"{name} has no master that answers{said}\n"
+            f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
+        )
+    if len(masters) > 1:
+        both = and_text([shown_addr(one.addr) for one in masters])
+        raise click.ClickException(
+            f"{name} has {len(masters)} masters: {both}\n"
+            "  stop the one with the older epoch; it comes back as a slave by itself"
+        )
+    (master,) = masters
+    if not master.is_ours:
+        raise click.ClickException(
+            f"{shown_addr(master.addr)} is a stock broker, which knows no switchover\n"
+            f"  stop it once its slave is in sync (mqadmin haStatus), then mqadmin failover -b {name} --to ADDR"
+        )
+    slaves = [one for one in topology.ours if one is not master]
+    if to is None:
+        if not slaves:
+            raise click.ClickException(
+                f"{name} has no slave that could take over: {_others(topology, master)}"
+            )
+        return master, None
+    target = topology.member(to)
+    if target is master:
+        raise click.ClickException(f"{shown_addr(to)} is the master of {name} already")
+    check_candidate(topology, to, target)
+    return master, target
+
+
+def check_unheard_epoch(topology: Topology, master: Member) -> None:
+    """Raises click.ClickException if only a nameserver knows an epoch that the switchover's is not above.
+
+    A switchover asks for no pledges, so it begins the next epoch after its master's.
+    """
+    begins = next_number(master.last_epoch.number if master.last_epoch is not None else -1, -1, promoted=True)
+    if topology.unheard_epoch and topology.last_epoch >= begins:
+        command = f"mqadmin failover -b {topology.name} --to {shown_addr(master.addr)}"
+        lines = (topology.unheard_epoch, *way_past_unheard_epoch(topology, master, command))
+        raise click.ClickException("\n  ".join([f"refused: {lines[0]}", *lines[1:]]))
+
+
+def nothing_is_lost(topology: Topology, master: Member, target: Member | None) -> str:
+    """Says in a sentence what a switchover keeps, also if it is unknown what a broker lacks."""
+    if any(topology.loss(one.addr).size is None for one in successors(topology, master, target)):
+        return f"Nothing is lost that {shown_addr(master.addr)} has; what it lacks itself is not known."
+    return "Nothing is lost."
+
+
+def successors(topology: Topology, master: Member, target: Member | None) -> list[Member]:
+    """Who may be the master then."""
+    return [one for one in topology.ours if one is not master] if target is None else [target]
+
+
+def other_promises(candidates: Sequence[Member], master: Member) -> list[str]:
+    """What a SEND_OK would mean differently after the change: roles move, other settings do not."""
+    notes = []
+    for one in candidates:
+        own, old = set(one.promise.split(", ")), set(master.promise.split(", "))
+        if one.promise and master.promise and own != old:
+            notes.append(
+                f"NOTE: {shown_addr(one.addr)} has {', '.join(sorted(own - old))}, and"
+                f" {shown_addr(master.addr)} {', '.join(sorted(old - own))}: as the master it promises what"
+                " its own file says; to have both alike, give both files the same."
+            )
+    return notes
+
+
+def _others(topology: Topology, master: Member) -> str:
+    others = [f"{shown_addr(one.addr)}: {one.state}" for one in topology.members if one is not master]
+    return "; ".join(others) or "no other broker of that name is known"

@@ -1,0 +1,127 @@
+"""MajorityHA: what replication tells of itself when a majority agrees on the log.
+
+There is no HA port and no link of ours: the members talk to each other.  What status, metrics and the console show is
+a leader's view of each other member, in the terms of a master's slaves; lag is of entries, told in bytes.
+"""
+
+from __future__ import annotations
+
+from commitlog.dledger.layout import NONE
+from commitlog.errors import CommitLogError
+from commitlog.log.log import CommitLog
+from haservice.broker.majority.member import BrokerMember
+from haservice.broker.majority.proof import MajorityProof
+from haservice.broker.metrics.facts import MemberFacts
+from haservice.configuration.settings import BrokerRole
+from haservice.deadline import Deadline
+from haservice.dledger.events import MemberRole
+from haservice.dledger.member import PeerProgress
+from haservice.replication.status import HAStatus, Lack, MasterLinkStatus, NotInSync, SlaveStatus
+from haservice.replication.wire.protocol import MasterState, SlaveState
+
+
+class MajorityHA:
+    """An HAService without threads."""
+
+    def __init__(self, member: BrokerMember, role: BrokerRole, log: CommitLog, proof: MajorityProof) -> None:
+        self.member = member
+        self.proof = proof
+        self._role = role
+        self._log = log
+        # Whom the group followed when the master's address was new, and that address.
+        self._followed: tuple[str | None, str | None] = (None, None)
+
+    def start(self) -> None:
+        """The member has been started with the process."""
+
+    def stop(self, deadline: Deadline) -> bool:
+        return True
+
+    def readable_end(self) -> int:
+        """All that is committed may be read."""
+        return self._log.end
+
+    def follows_another(self, master_addr: str | None) -> bool:
+        """Whether the group follows another leader than when `master_addr` became the master's address."""
+        leader_id, (followed, known_addr) = self.member.status.leader_id, self._followed
+        if master_addr != known_addr:
+            self._followed = leader_id, master_addr
+            return master_addr is None
+        return master_addr is None or leader_id != followed
+
+    def status(self) -> HAStatus:
+        member = self.member
+        status, end = member.status, self._log.end
+        slaves: tuple[SlaveStatus, ...] = ()
+        master: MasterLinkStatus | None = None
+        if self._role.is_slave:
+            master = self._link(status.leader_id)
+        else:
+            slaves = tuple(self._slave(one) for one in member.peers())
+        return HAStatus(
+            role=self._role.value,
+            log_start=self._log.start,
+            log_end=end,
+            push2slave_max_offset=max((one.ack for one in slaves), default=0),
+            in_sync_slaves=sum(one.in_sync for one in slaves),
+            waiting_sends=len(self.proof),
+            slaves=slaves,
+            master=master,
+            epoch=status.term,
+        )
+
+    def facts(self) -> MemberFacts:
+        """For metrics."""
+        member, status = self.member, self.member.status
+        return MemberFacts(
+            member.settings.group,
+            member.settings.self_id,
+            status.role is MemberRole.LEADER,
+            status.committed_index,
+            member.node.store.end_index,
+            member.failure,
+        )
+
+    def _slave(self, one: PeerProgress) -> SlaveStatus:
+        store = self.member.node.store
+        end, reached = store.end, 0
+        if one.match_index != NONE:
+            try:
+                reached = store.end_of(one.match_index)
+            except CommitLogError:  # expired, or cut a moment ago
+                reached = store.data.start
+        lag = max(0, end - reached)
+        lack: Lack | None = None
+        if not one.is_live:
+            lack = Lack(NotInSync.NO_REPORT)
+        elif one.lag > self.member.settings.transfer_lag_max:
+            lack = Lack(NotInSync.BYTES_BEHIND, (lag, "1,000 entries"))
+        return SlaveStatus(
+            addr=one.address,
+            state=(MasterState.TRANSFER if one.is_live else MasterState.CLOSED).value,
+            position=reached,
+            ack=reached,
+            proven=reached,
+            sent_from=reached,
+            lag_bytes=lag,
+            lag_seconds=0.0,
+            bytes_per_second=0.0,
+            lack=lack,
+            replica_id=one.peer,
+        )
+
+    def _link(self, leader_id: str | None) -> MasterLinkStatus:
+        member = self.member
+        follows = leader_id is not None and member.status.role is MemberRole.FOLLOWER
+        return MasterLinkStatus(
+            master_addr=member.settings.peers.get(leader_id or "", ""),
+            state=(SlaveState.TRANSFER if follows else SlaveState.READY).value,
+            offset=self._log.end,
+            reported=member.node.store.end,
+            last_read_timestamp_ms=0,
+            last_write_timestamp_ms=0,
+            seconds_since_read=-1.0,
+            bytes_per_second=0.0,
+            connects=0,
+            last_error="" if follows else member.failure or "the group has no leader now",
+        )

@@ -1,0 +1,169 @@
+"""MajorityKeeper: the role of a broker whose log a majority agrees on, and when it has to turn.
+
+    the member              the broker runs as          then
+    leads, and is ready     slave                       it starts again as the master
+    leads the same term     master                      all is well
+    anything else           master                      it takes no send from that moment on, and starts as a slave
+    follows, or stands      slave                       all is well
+
+Who is the master, the group elects.  So commands that make or unmake a pair's master are refused here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from commitlog.store import Store
+from haservice.broker.majority.member import BrokerMember
+from haservice.broker.roles.rules import RoleInForce
+from haservice.broker.roles.state import RoleState, refused
+from haservice.configuration.settings import NodeConfig
+from haservice.dledger.events import MemberRole
+from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import LineageBody, SwitchoverHeader
+from haservice.remoting.json_body import JSONBody
+
+# How often it looks, whatever the member says.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMember:
+    """A role that may be served, and the member behind it.  `office`: the term that it leads; None for a slave."""
+
+    config: NodeConfig
+    role: RoleInForce
+    store: Store
+    member: BrokerMember
+    office: int | None
+    state: RoleState
+
+
+def why_turn(office: int | None, leads: int | None, is_leader: bool, term: int) -> str:
+    """Why a broker that runs for `office` has to start again; "" if it goes on.  Pure.
+
+    `leads` is the term in which its member may serve now, None if it may not.
+    """
+    if office is None:
+        return "" if leads is None else f"leads its group from term {leads} on"
+    if is_leader and term == office:
+        return ""
+    return f"led its group in term {office}, and does not in term {term}"
+
+
+class MajorityKeeper:
+    """The task of the thread role-keeper, and what commands are told."""
+
+    def __init__(
+        self,
+        opened: OpenedMember,
+        *,
+        turn: Callable[[str], None],
+        master_addr: Callable[[], str | None],
+    ) -> None:
+        self.role = opened.role
+        self._opened = opened
+        self._member = opened.member
+        self._turn = turn
+        self._master_addr = master_addr
+        self._turning = ""
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    @property
+    def executor(self) -> MajorityKeeper:
+        return self
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self.step()
+            self._member.changed.take(_LOOK_S)
+
+    def step(self) -> None:
+        member, status = self._member, self._member.status
+        is_leader = status.role is MemberRole.LEADER
+        why = why_turn(self._opened.office, member.office, is_leader, status.term)
+        if why and not self._turning:
+            self._turning = why
+            self._turn(why)
+
+    def wake(self) -> None:
+        self._member.changed.give()
+
+    # -- for others ---------------------------------------------------------------------------------
+
+    @property
+    def office(self) -> int | None:
+        """The term that this broker leads; None for a slave."""
+        return self._opened.office
+
+    @property
+    def state(self) -> RoleState:
+        return self._opened.state
+
+    def sources(self) -> Sequence[str]:
+        """Nobody is asked for what is damaged."""
+        return []
+
+    def gauges(self) -> Mapping[str, str]:
+        """Entries for request 28."""
+        member, status = self._member, self._member.status
+        settings = member.settings
+        behind = {one.peer: one.lag for one in member.peers()}
+        return {
+            "brokerRole": self.role.role.value,
+            "roleFrom": "dledger",
+            "roleWhy": self._why(),
+            "dLegerGroup": settings.group,
+            "dLegerSelfId": settings.self_id,
+            "dLegerRole": status.role.value,
+            "dLegerTerm": str(status.term),
+            "dLegerLeaderId": status.leader_id or "",
+            "dLegerCommittedIndex": str(status.committed_index),
+            "dLegerEndIndex": str(member.node.store.end_index),
+            "dLegerEntriesBehind": " ".join(f"{peer}:{lag}" for peer, lag in behind.items()),
+            "dLegerTrouble": member.failure,
+        }
+
+    def _why(self) -> str:
+        status = self._member.status
+        leader = f"{status.leader_id} leads" if status.leader_id else "nobody leads"
+        return f"{leader} {self._member.settings.group} in term {status.term}"
+
+    def ask(self, header: ExtHeader) -> JSONBody:
+        """Raises RequestError for all that a group does itself."""
+        members = ", ".join(self._member.settings.peers)
+        hint = "after a death another member takes over by itself"
+        if isinstance(header, SwitchoverHeader):
+            hint = "a leader that is stopped (mqshutdown broker) hands over first, and preferredLeaderId says to whom"
+        raise refused(
+            f"this broker's log is that of the DLedger group {self._member.settings.group} ({members}), which elects "
+            f"its master: {hint}; {self._why()}"
+        )
+
+    def describe(self, role: RoleInForce | None = None) -> LineageBody:
+        """Who we are and what our log is.  A group's terms are not a pair's epochs: none are told."""
+        opened, role = self._opened, role or self.role
+        config, log = opened.config, opened.store.log
+        return LineageBody(
+            cluster_name=config.broker.cluster_name,
+            broker_name=config.broker.broker_name,
+            broker_addr=config.broker_addr,
+            ha_addr=config.ha_server_addr,
+            broker_id=role.broker_id,
+            file_broker_id=role.file_broker_id,
+            role=role.role.value,
+            replica_id=self._member.settings.self_id,
+            segment_bytes=config.log.segment_bytes,
+            log_start=log.start,
+            log_end=log.end,
+            flushed=log.flushed,
+            role_from="dledger",
+            role_why=self._why(),
+            held="" if role.role.is_slave else log.writable or "",
+            master_addr=self._master_addr() or "" if role.role.is_slave else "",
+            changing=bool(self._turning),
+            promise=f"flushDiskType={config.log.flush_disk_type.value}, majority of {len(self._member.settings.peers)}",
+        )

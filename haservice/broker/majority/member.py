@@ -1,0 +1,256 @@
+"""BrokerMember: a broker process's member of its group, from the process's start to its end.
+
+    opened     a classic log changed over, the entries' store open, the port served: it votes and follows
+    attached   to the log of the broker that runs now; of a master with the term that it leads: its office
+
+A leader may serve once an entry of its own term is committed, for then all that was acknowledged before is, too
+(`ready_term`).  It appends that entry itself, as it begins: log.first_body().
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from commitlog.disk.files import OSFiles
+from commitlog.dledger.changing_over import change_over
+from commitlog.dledger.layout import NONE
+from commitlog.dledger.log import MajorityLog, first_body, stamp_place
+from commitlog.dledger.majority import MajorityStore
+from commitlog.dledger.store import EntryStoreOptions
+from commitlog.errors import LogNotWritable
+from commitlog.log.waiters import Signal
+from haservice.broker.services import flushes_at_once, store_host_of
+from haservice.configuration.dledger_settings import parse_peers
+from haservice.configuration.settings import NodeConfig
+from haservice.deadline import Deadline
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.events import MemberRole
+from haservice.dledger.member import PeerProgress
+from haservice.dledger.node.node import DLedgerNode
+from haservice.dledger.node.shell import NodeStatus
+from haservice.dledger.settings import MemberSettings
+
+logger = logging.getLogger(__name__)
+
+END_SECONDS = 10.0
+# The transferee waits for its last entries, and asks for votes.
+HAND_OVER_S = 2.0
+
+
+class Committed(NamedTuple):
+    """What this member knows to be committed: the last entry, its term, and where it ends in the log."""
+
+    entry: int
+    term: int
+    end: int
+
+
+class Attached(NamedTuple):
+    """The broker that runs on the member now.  `office` is the term that it leads; None for a slave."""
+
+    log: MajorityLog
+    office: int | None
+    on_committed: Callable[[int], None]
+    on_office_lost: Callable[[], None]
+    on_failure: Callable[[str, BaseException], None]
+
+
+class BrokerMember:
+    """The EntryAppender of the broker that is attached.  Any thread."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Opens the entries' store.  Raises CommitLogError or ConfigError."""
+        self.settings = settings = settings_of(config)
+        directory = config.log.root / f"dledger-{settings.self_id}"
+        start = change_over(config.log, directory, store_host=store_host_of(config))
+        self.changed = Signal()
+        """Given when the role, the term or the leader has changed, and when a leader has become ready."""
+        self.failure = ""
+        """Why the member has ended; "" while it takes part."""
+        self._attached: Attached | None = None
+        self._held: str | None = None
+        self._unwell = ""
+        self.node = DLedgerNode(
+            settings,
+            EntryStoreOptions(directory, data_file_bytes=config.log.segment_bytes, start=start, records=True),
+            sync=flushes_at_once(config),
+            flush_interval_s=config.log.flush_interval_ms / 1000,
+            stamp=stamp_place,
+            on_status=self._on_status,
+            on_committed=self._on_committed,
+            on_failure=self._on_failure,
+        )
+        self.committed = self._committed_at(self.node.store.committed_index)
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Takes part from now on.  Raises ConfigError for a port that is taken."""
+        self.node.start()
+
+    def close(self, deadline: Deadline) -> None:
+        self.node.stop(deadline)
+
+    def hand_over(self, deadline: Deadline) -> None:
+        """A leader that is about to stop lets the member lead that is nearest to it, if there is one."""
+        status = self.node.status
+        if status.role is not MemberRole.LEADER:
+            return
+        live = [one for one in self.node.peers() if one.is_live]
+        if not live:
+            return
+        to = min(live, key=lambda one: one.lag).peer
+        try:
+            code = self.node.hand_over(to).result(min(HAND_OVER_S, deadline.remaining))
+        except TimeoutError:
+            code = DLedgerResponseCode.TIMEOUT
+        logger.info("leadership handed over to=%s term=%d result=%s", to, status.term, code.name)
+
+    # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> NodeStatus:
+        return self.node.status
+
+    @property
+    def epoch(self) -> int:
+        """What others than the group call its term."""
+        return self.node.status.term
+
+    @property
+    def is_leader(self) -> bool:
+        return self.node.status.role is MemberRole.LEADER
+
+    @property
+    def office(self) -> int | None:
+        """The term in which this member leads and may serve; None if it does not, or not yet."""
+        led = _led(self.node.status)
+        return led if led == self.committed.term else None
+
+    @property
+    def refused(self) -> str | None:
+        attached, status = self._attached, self.node.status
+        if self.failure:
+            return f"this broker's member of its group has ended: {self.failure}"
+        if attached is not None and attached.office is not None and status.role is MemberRole.LEADER:
+            if status.term == attached.office:
+                return None
+            return f"leads term {status.term} of its group from now on; a moment"
+        leader = f"{status.leader_id} leads it" if status.leader_id else "nobody leads it now"
+        return f"this broker does not lead its group {self.settings.group} in term {status.term}: {leader}"
+
+    def peers(self) -> list[PeerProgress]:
+        """Of a leader: how far the others are."""
+        return self.node.peers()
+
+    # -- the broker above -----------------------------------------------------------------------------
+
+    def open_store(self, config: NodeConfig, store_host: bytes) -> MajorityStore:
+        """The store of the broker that is to run.  Raises CommitLogError."""
+        return MajorityStore(config.log, self.node.store, self, self.committed.entry, store_host=store_host)
+
+    def attach(self, attached: Attached) -> None:
+        """From now on that log is told of what is committed, what was committed meanwhile first."""
+        self._attached = attached
+        self._unwell = ""
+        self.refuse(attached.log.held)
+        if self.failure:
+            attached.on_failure("dledger-loop", RuntimeError(self.failure))
+        self._tell(attached, self.committed.end)
+
+    def detach(self) -> None:
+        self._attached = None
+
+    def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
+        attached = self._attached
+        if attached is None or attached.office is None:
+            raise LogNotWritable(self.refused or "this broker stops")
+        placed = self.node.place(bodies, attached.office)
+        if not placed.positions:
+            raise LogNotWritable(self.refused or f"the group takes no message now: {placed.code.name}")
+        return placed.positions
+
+    def refuse(self, reason: str | None) -> None:
+        self._held = reason
+        self.node.refuse(reason or self._unwell or None)
+
+    def unwell(self, why: str) -> None:
+        """The attached broker cannot serve as the master for `why`, so another member should lead; "" if it can."""
+        if why != self._unwell:
+            self._unwell = why
+            self.refuse(self._held)
+
+    # -- called by the node, which waits --------------------------------------------------------------
+
+    def _committed_at(self, index: int) -> Committed:
+        store = self.node.store
+        if index == NONE or index < store.begin_index:
+            return Committed(NONE, NONE, 0)
+        return Committed(index, *store.mark_of(index))
+
+    def _on_committed(self, index: int) -> None:
+        before, now = self.committed, self._committed_at(index)
+        self.committed = now
+        if now.term != before.term:
+            self.changed.give()
+        attached = self._attached
+        if attached is not None:
+            self._tell(attached, now.end)
+
+    def _tell(self, attached: Attached, end: int) -> None:
+        attached.log.committed_to(end)
+        attached.on_committed(end)
+
+    def _on_status(self, status: NodeStatus) -> None:
+        attached = self._attached
+        if attached is not None and attached.office is not None and attached.office != _led(status):
+            attached.on_office_lost()
+        self.changed.give()
+
+    def _on_failure(self, thread: str, error: BaseException) -> None:
+        self.failure = f"{thread}: {error}"
+        logger.error("the member has ended thread=%s reason=%s", thread, error)
+        if self._attached is not None:
+            self._attached.on_failure(thread, error)
+        self.changed.give()
+
+
+def _led(status: NodeStatus) -> int | None:
+    """The term that the member leads."""
+    return status.term if status.role is MemberRole.LEADER else None
+
+
+def settings_of(config: NodeConfig) -> MemberSettings:
+    """Raises ConfigError."""
+    dledger, broker = config.dledger, config.broker
+    assert dledger.self_id is not None, "checked when the file was read"
+    assert dledger.peers is not None, "checked when the file was read"
+    preferred = dledger.preferred_leader_id
+    return MemberSettings(
+        dledger.group or broker.broker_name,
+        dledger.self_id,
+        parse_peers(dledger.peers),
+        heartbeat_interval_s=dledger.heartbeat_interval_ms / 1000,
+        wait_ack_max_s=config.replication.slave_timeout_ms / 1000,
+        preferred_leaders=(preferred,) if preferred else (),
+        first_entry_body=first_body(store_host_of(config)),
+        serves_appends=False,
+    )
+
+
+@contextmanager
+def member_of(config: NodeConfig) -> Iterator[BrokerMember | None]:
+    """The process's member; it outlives the nodes, which have one role each.  None without enableDLegerCommitLog."""
+    if not config.dledger.enabled:
+        yield None
+        return
+    OSFiles().make_directory(config.log.root)
+    member = BrokerMember(config)
+    try:
+        member.start()
+        yield member
+    finally:
+        member.close(Deadline(END_SECONDS))

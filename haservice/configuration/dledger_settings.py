@@ -1,0 +1,78 @@
+"""The settings of a broker whose log a majority agrees on; what `dLegerPeers` may say.  Pure.  RocketMQ's own keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from commitlog.keys import ANY, BY_HAND, OURS, Section, Values
+from haservice.errors import ConfigError
+
+DLEDGER = Section("DLedger")
+
+# A stock broker's id as a slave is the number behind the first letter, and one.
+_SELF_ID = re.compile(r"[A-Za-z](\d{1,9})")
+
+
+def parse_peers(text: str) -> dict[str, str]:
+    """`n0-10.0.0.1:40911;n1-…` as id → address; an id ends at its first dash.  Raises ConfigError."""
+    peers: dict[str, str] = {}
+    for part in filter(None, (one.strip() for one in text.split(";"))):
+        name, dash, address = part.partition("-")
+        host, colon, port = address.rpartition(":")
+        if not (name and dash and host and colon and port.isdecimal()):
+            raise ConfigError("", 0, "dLegerPeers", "a peer is ID-HOST:PORT, peers are joined by ';'", part)
+        if name in peers:
+            raise ConfigError("", 0, "dLegerPeers", f"the id {name} stands there twice", text)
+        peers[name] = address
+    return peers
+
+
+def _peers(text: str) -> str:
+    try:
+        parse_peers(text)
+    except ConfigError as error:
+        raise ValueError(error.reason) from None
+    return text
+
+
+def _self_id(text: str) -> str:
+    if not _SELF_ID.fullmatch(text):
+        raise ValueError("an id is one letter and a number, as n0")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class DLedgerConfig:
+    """Whether this broker's log is a member's of a group, and which."""
+
+    enabled: bool = DLEDGER.key("enableDLegerCommitLog", False, ANY, BY_HAND)(
+        "The brokers of dLegerPeers keep one log, and elect who is the master. brokerRole and brokerId then say "
+        "nothing."
+    )
+    group: str | None = DLEDGER.key("dLegerGroup", None, ANY, BY_HAND)(
+        "The group's name, the same at all its brokers. Not set: brokerName."
+    )
+    peers: str | None = DLEDGER.key("dLegerPeers", None, Values(check=_peers), BY_HAND)(
+        "All members of the group, this one too, the same text at all of them: n0-host:port;n1-host:port;n2-host:port."
+        " The ports are the members' own, beside listenPort."
+    )
+    self_id: str | None = DLEDGER.key("dLegerSelfId", None, Values(check=_self_id), BY_HAND)(
+        "Which of dLegerPeers this broker is: one letter and a number. As a slave its brokerId is that number + 1."
+    )
+    preferred_leader_id: str | None = DLEDGER.key("preferredLeaderId", None, ANY, BY_HAND)(
+        "The member to which leadership is handed over whenever it is there and level. Not set: whoever is elected."
+    )
+
+    heartbeat_interval_ms: int = DLEDGER.key(
+        "dLegerHeartBeatInterval", 500, Values("ms", low=50, high=30_000), OURS, BY_HAND
+    )(
+        "How often a leader is heard. Others look for a new one after three of them, and a leader leaves office a "
+        "little earlier without a majority. More on machines that stand still now and then."
+    )
+
+    @property
+    def slave_id(self) -> int:
+        """brokerId while another member leads."""
+        assert self.self_id is not None
+        return int(self.self_id[1:]) + 1

@@ -1,0 +1,1 @@
+"""mqconsole: brokers, topics and messages in a browser, for operators.  Needs the extra `console`."""

@@ -1,0 +1,1 @@
+"""Changes of roles: shown first, then done while the page watches."""

@@ -1,0 +1,1 @@
+"""Who is let in: login, sessions, and what a browser may send."""

@@ -1,0 +1,162 @@
+"""Who may take the lease: the rules of a candidate.  Pure.
+
+A candidate to follow a SYNC_MASTER counts voters that have sealed their logs: they acknowledge nothing more to the
+last master, whatever its clock says.  So its safety needs no clock.  See docs/failover.md.
+"""
+
+from __future__ import annotations
+
+from haservice.coordination.cluster import Cluster, MemberState
+from haservice.coordination.facts import LeaseFacts
+from haservice.coordination.voters import Voters
+from haservice.replication.lineage.epochs import PROMOTION_STEP, of_one_promotion
+
+
+def why_restored(facts: LeaseFacts) -> str:
+    """Why the coordinator cannot be believed: a broker knows of an epoch that it never gave; "" if it can.
+
+    It was restored from a backup, or emptied.  Nobody is master by its word.
+    """
+    seen, own = facts.seen, facts.own
+    if seen is None:
+        return ""
+    for one in (own.member, *seen.members.values()):
+        # The first coordinator of brokers that have epochs: a master may have them that knows the newest.
+        known = one.joined if seen.is_new and one.knows <= own.member.knows else one.knows
+        if known > seen.epoch and not of_one_promotion(known, seen.epoch):
+            who = "this broker" if one is own.member else f"replica {one.replica_id[:8]} at {one.broker_addr}"
+            return (
+                f"the coordinator's epoch is {seen.epoch}, and {who} knows of epoch {known}: it was restored"
+                " from a backup, or emptied"
+            )
+    return ""
+
+
+def why_not(facts: LeaseFacts) -> str:
+    """Why this broker does not take the lease, which nobody has; "" if it may."""
+    seen, own = facts.seen, facts.own
+    assert seen is not None, "nothing was read"
+    me = own.member
+    if facts.session is None:
+        return "no session with the coordinator"
+    if (other := twin(facts)) is not None:
+        return (
+            f"another process is connected with this broker's replica id: {other.broker_addr or other.life}"
+        )
+    if me.unfit:
+        return me.unfit
+    request = seen.request
+    if request is not None and request.to != own.id:
+        return f"a {request.kind} to replica {request.to[:8]} is asked for"
+    if seen.settings.paused and request is None:
+        return "failover is paused: mqadmin resume"
+    if seen.is_new:
+        return "" if own.may_be_first else "no master has been here yet, and this broker is none by its file"
+    status, is_forced = seen.status, request is not None and request.force
+    if status is not None and status.goes_on and status.replica_id != own.id and not is_forced:
+        return f"replica {status.replica_id[:8]} may go on without its lease, since failover was paused"
+    if facts.now_s < facts.promised_until_s:
+        return f"it takes no lease for {facts.promised_until_s - facts.now_s:.1f} s: it promised that, or has started"
+    if is_forced:
+        return _why_unsealed(facts, seen)
+    if own.id not in seen.voters.ids:
+        return "it is no voter: it was away, or not level, when the last master counted"
+    if not me.is_whole:
+        return "its machine went down, or its store was emptied, and it has not caught up since"
+    if status is not None and status.replica_id == own.id:
+        return ""  # nobody was master after us, so nobody acknowledged anything that we lack
+    return _why_unsealed(facts, seen) or _why_short(facts, seen) or _why_other(facts, seen)
+
+
+def _why_unsealed(facts: LeaseFacts, seen: Cluster) -> str:
+    if facts.own.member.sealed >= seen.epoch:
+        return ""
+    return f"its log is not sealed against the master of epoch {seen.epoch} yet"
+
+
+def twin(facts: LeaseFacts) -> MemberState | None:
+    """Another process with our replica id: our own life before this one, or a copy of our store."""
+    there = facts.seen.members.get(facts.own.id) if facts.seen is not None else None
+    return there if there is not None and there.life != facts.own.member.life else None
+
+
+def heard(seen: Cluster, me: MemberState) -> dict[str, MemberState]:
+    """Voters whose logs will not grow any more in the last master's epoch, and which are not beyond ours."""
+    members = {**seen.members, me.replica_id: me}
+    return {
+        name: one
+        for name, one in members.items()
+        if name in seen.voters.ids and one.sealed >= seen.epoch and one.is_whole and one.mark <= me.mark
+    }
+
+
+def _why_short(facts: LeaseFacts, seen: Cluster) -> str:
+    if seen.voters.needed == 0:
+        return _why_lost(facts, seen)
+    count, quorum = len(heard(seen, facts.own.member)), seen.voters.quorum
+    if count >= quorum:
+        return ""
+    return (
+        f"an OK takes {seen.voters.needed} of {len(seen.voters.ids) - 1} slaves, so {quorum} voters that have no more"
+        f" than this one have to be heard, and {count} are"
+    )
+
+
+def _why_lost(facts: LeaseFacts, seen: Cluster) -> str:
+    """Rule 5: how far an ASYNC_MASTER's slave may be behind."""
+    status, own, most = seen.status, facts.own, seen.settings.max_loss_bytes
+    if status is None or not of_one_promotion(own.member.epoch, status.epoch):
+        return "it has not followed the last master, so what it lacks is unknown"
+    end = max(status.end, own.master_end)
+    lost = end - own.member.mark.end
+    if own.member.mark.end < seen.voters.floor:
+        return (
+            f"its log ends at {own.member.mark.end}, and up to {seen.voters.floor} an OK took acks of slaves"
+        )
+    if most == 0 and not status.is_final:
+        return "haMaxLossBytes=0, and the last master may have had more than it told"
+    if lost > most:
+        return f"it is {lost} bytes behind the end that the last master told, and haMaxLossBytes is {most}"
+    return ""
+
+
+def _why_other(facts: LeaseFacts, seen: Cluster) -> str:
+    """Another one that may take it has more."""
+    me = facts.own.member
+    for name in sorted(seen.voters.ids - {me.replica_id}):
+        one = seen.members.get(name)
+        if one is None or one.unfit or one.sealed < seen.epoch or not one.is_whole:
+            continue
+        if seen.voters.needed == 0 and one.epoch < me.epoch:
+            continue  # it has not followed the last master
+        if one.mark > me.mark:
+            return f"replica {name[:8]} at {one.broker_addr} has more: up to {one.mark.end}, this one to {me.mark.end}"
+    return ""
+
+
+def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
+    """For the history."""
+    request, status, end = seen.request, seen.status, facts.own.member.mark.end
+    if seen.is_new or status is None:
+        return "first master"
+    if request is not None:
+        why = ", ".join(filter(None, (request.kind, "forced" if request.force else "", request.why)))
+    elif status.replica_id == facts.own.id:
+        why = "the last master took its lease again"
+    else:
+        why = "the last master stopped" if status.is_final else "the last master's lease ended"
+    told = max(status.end, facts.own.master_end)
+    is_short = seen.voters.needed == 0 and told > end and status.replica_id != facts.own.id
+    return f"{why}; {told - end} bytes that it had told of are lost" if is_short else why
+
+
+def next_epoch(facts: LeaseFacts) -> int:
+    """The epoch that comes with the lease: the next multiple of 1000 above all that anybody knows of."""
+    assert facts.seen is not None
+    known = [facts.seen.epoch, facts.own.member.knows, 0]
+    known += [one.knows for one in facts.seen.members.values()]
+    return (max(known) // PROMOTION_STEP + 1) * PROMOTION_STEP
+
+
+def first_voters(facts: LeaseFacts) -> Voters:
+    return Voters(frozenset({facts.own.id}), facts.own.needed)

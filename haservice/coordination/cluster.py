@@ -1,0 +1,197 @@
+"""What the coordinator holds of one broker name: values, and the JSON in which they are kept.  Pure.
+
+    master        who holds the lease; ends with the session of its holder
+    epoch         the highest number ever given; written with every change of `master`, never deleted
+    voters        replica ids, and how many acks of others make an OK
+    status        what the last master told of its log: outlives its lease
+    members/ID    each broker that is connected; ends with its session
+    settings      what operators decide for all brokers of the name
+    request       a switchover or failover that is asked for; whoever takes the lease deletes it
+    history/N     who became master; nothing is decided by it, and read() leaves it out
+
+A value that does not parse is a ValueError that names its key: it may be another program's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from haservice import typed_json
+from haservice.coordination.coordinator import ABSENT, HISTORY, Snapshot
+from haservice.coordination.voters import Voters
+from haservice.replication.lineage.epochs import Mark
+
+MASTER, EPOCH, VOTERS, STATUS, SETTINGS = "master", "epoch", "voters", "status", "settings"
+REQUEST = "request"
+MEMBERS = "members/"
+SWITCHOVER, FAILOVER = "switchover", "failover"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaseholder:
+    """Who holds the lease.  `session` names the session that the lease ends with."""
+
+    replica_id: str
+    epoch: int
+    session: str
+    broker_addr: str = ""
+    ha_addr: str = ""
+    since_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the last master told.  `epoch` and `replica_id` are those of the lease it was told under."""
+
+    replica_id: str
+    epoch: int
+    end: int
+    """Where its log ended."""
+    is_final: bool = False
+    """Whether it appended nothing more: it stopped, or handed over."""
+    goes_on: bool = False
+    """Whether it may go on without its lease, because failover was paused when it looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """A broker that is connected.  `life` tells its process from all others."""
+
+    replica_id: str
+    life: str
+    mark: Mark = Mark()  # noqa: RUF009 - frozen
+    """The epoch of its log's last byte, and where its log ends."""
+    epoch: int = -1
+    """The newest epoch of its log's lineage: begun by itself, or taken over from a master that it follows."""
+    knows: int = -1
+    """The newest epoch that it has heard of: in its log, in a promise, or from a coordinator."""
+    joined: int = -1
+    """The newest epoch that it has read in a coordinator, ever; -1 if it never had one."""
+    sealed: int = -1
+    """It acknowledges nothing, ever again, to a master of this epoch or an older one."""
+    is_whole: bool = True
+    """Whether its log has all that it ever acknowledged: not after a power cut, until it caught up again."""
+    unfit: str = ""
+    """Why it cannot become the master, whatever its log has."""
+    broker_addr: str = ""
+    ha_addr: str = ""
+    role: str = ""
+    state: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterRequest:
+    """A switchover: the master hands over to this voter.  A failover: there is no master, and this replica takes the
+    lease.  While the key is there nobody else takes it.
+    """
+
+    to: str
+    """A replica id."""
+    why: str = ""
+    since_ms: int = 0
+    kind: str = SWITCHOVER
+    force: bool = False
+    """Of a failover: even if it may lack acknowledged messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What holds for all brokers of a name."""
+
+    ttl_s: float = 5.0
+    loop_s: float = 1.0
+    max_loss_bytes: int = 1 << 20
+    failsafe: bool = True
+    paused: bool = False
+
+    @property
+    def margin_s(self) -> float:
+        """A master gives up its lease so long before it ends: for what clocks differ in their speed."""
+        return self.ttl_s / 10
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """An entry of the history: who became the master, and from where on."""
+
+    replica_id: str
+    epoch: int
+    broker_addr: str = ""
+    since_ms: int = 0
+    start: int = -1
+    """Where its log ended; -1 if that is not told."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All of it, as one read found it.  `versions` has the version of each key that is there."""
+
+    master: Leaseholder | None = None
+    epoch: int = -1
+    voters: Voters = Voters()  # noqa: RUF009 - frozen
+    status: Status | None = None
+    members: Mapping[str, MemberState] = field(default_factory=dict)
+    settings: Settings = Settings()
+    request: MasterRequest | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no broker of this name has ever been here."""
+        return self.epoch < 0
+
+    def version(self, key: str) -> int:
+        return self.versions.get(key, ABSENT)
+
+    def expecting(self, *keys: str) -> dict[str, int]:
+        """What a transaction has to find of these keys: what was read."""
+        return {key: self.version(key) for key in keys}
+
+
+def decode(snapshot: Snapshot, defaults: Settings | None = None) -> Cluster:
+    """`defaults` hold while nobody has written settings.  Raises ValueError for a key that holds something else."""
+    found = {key: _decoded(key, entry.value) for key, entry in snapshot.items()}
+    members = (value for key, value in found.items() if key.startswith(MEMBERS))
+    return Cluster(
+        master=found.get(MASTER),
+        epoch=found.get(EPOCH, -1),
+        voters=found.get(VOTERS, Voters()),
+        status=found.get(STATUS),
+        members={one.replica_id: one for one in members},
+        settings=found.get(SETTINGS, defaults if defaults is not None else Settings()),
+        request=found.get(REQUEST),
+        versions={key: entry.version for key, entry in snapshot.items()},
+    )
+
+
+_KINDS: dict[str, Any] = {
+    MASTER: Leaseholder,
+    EPOCH: int,
+    VOTERS: Voters,
+    STATUS: Status,
+    SETTINGS: Settings,
+    REQUEST: MasterRequest,
+    MEMBERS[:-1]: MemberState,
+    HISTORY[:-1]: HistoryEntry,
+}
+
+
+def decode_history(snapshot: Snapshot) -> list[HistoryEntry]:
+    """The oldest first.  Raises ValueError for a key that holds something else."""
+    entries: list[HistoryEntry] = [_decoded(key, entry.value) for key, entry in snapshot.items()]
+    return sorted(entries, key=lambda one: one.epoch)
+
+
+# Most values are those of the round before.
+@functools.lru_cache(maxsize=256)
+def _decoded(key: str, value: bytes) -> Any:
+    kind = _KINDS.get(key.partition("/")[0], Any)
+    try:
+        return typed_json.decode(kind, value)
+    except ValueError as error:
+        raise ValueError(f"key {key} is not what we write, is it another program's? {error}") from None

@@ -1,0 +1,299 @@
+"""etcd, by its JSON gateway: a session is a lease, a version the revision of a key's last change.
+
+    grant, keepalive, revoke     a session
+    txn with compares            read and commit
+    watch                        a stream that one thread reads; it is opened again whenever it ends
+
+A call ends within CALL_SECONDS.  If a server cannot be reached, or does not answer, the next call goes to the next
+one.  A call that only asks is tried at the others at once; a commit is not, for it may have happened.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import requests
+from etcd3gw.client import Etcd3Client
+from etcd3gw.exceptions import Etcd3Exception
+
+from haservice.coordination.addresses import CoordinatorPlace, Keys
+from haservice.coordination.cluster import MASTER
+from haservice.coordination.coordinator import (
+    HISTORY,
+    CoordinatorError,
+    SessionEnded,
+    Snapshot,
+    Transaction,
+    Versioned,
+)
+from haservice.deadline import Deadline
+from haservice.log_throttle import LogThrottle
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+CALL_SECONDS = 1.0
+# A watch that hears nothing for so long is opened again: the server may be gone without a word.
+WATCH_SECONDS = 10.0
+WATCH_PAUSE_SECONDS = 1.0
+STOP_SECONDS = 2.0
+# Of the history so many entries are read.
+HISTORY_MAX = 1000
+# And so many keys, for the broker names that have some.
+NAMES_MAX = 10_000
+_UNAUTHENTICATED = "etcdserver: invalid auth token"
+_NO_LEASE = "requested lease not found"
+
+
+class EtcdCoordinator:
+    """Implements Coordinator."""
+
+    def __init__(self, place: CoordinatorPlace, root: str, keys: Keys | None = None) -> None:
+        self._root = f"{root}/"
+        self._keys = keys if keys is not None else Keys()
+        self._clients = [_client(place, self._keys, host, port) for host, port in place.servers]
+        self._at = 0
+        self._token = ""
+        self._lease = 0
+        self._watch: Service | None = None
+
+    # -- the session --------------------------------------------------------------------------------
+
+    def open_session(self, ttl_s: float) -> float:
+        answer = self._ask("lease/grant", {"TTL": max(1, round(ttl_s)), "ID": 0})
+        self._lease = int(answer["ID"])
+        return float(answer["TTL"])
+
+    def renew(self) -> None:
+        if not self._lease:
+            raise SessionEnded("no lease of etcd's is open")
+        answer = self._ask("lease/keepalive", {"ID": self._lease})
+        if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+            raise SessionEnded("etcd has ended this broker's lease: it was not renewed in time")
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop(Deadline(STOP_SECONDS))
+            self._watch = None
+        if self._lease:
+            with contextlib.suppress(CoordinatorError):
+                self._ask("lease/revoke", {"ID": self._lease})
+            self._lease = 0
+        for one in self._clients:
+            one.session.close()
+
+    # -- for operators ------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        self._ask("kv/range", {"key": self._key("epoch"), "keys_only": True})
+
+    def names(self) -> list[str]:
+        above = f"{self._root.rpartition('/haservice/')[0]}/haservice/".encode()
+        end = above[:-1] + bytes((above[-1] + 1,))
+        asked = {"key": _encoded(above), "range_end": _encoded(end), "keys_only": True, "limit": NAMES_MAX}
+        found = (_decoded(one["key"])[len(above) :] for one in self._ask("kv/range", asked).get("kvs", []))
+        parts = (key.decode(errors="replace").split("/") for key in found)
+        return sorted({"/".join(one[:2]) for one in parts if len(one) > 2})
+
+    def lease_left_s(self) -> float | None:
+        found = self._ask("kv/range", {"key": self._key(MASTER)}).get("kvs", [])
+        lease = int(found[0].get("lease", 0)) if found else 0
+        if not lease:
+            return None
+        left = float(self._ask("lease/timetolive", {"ID": lease}).get("TTL", 0))
+        return left if left > 0 else None
+
+    # -- keys ---------------------------------------------------------------------------------------
+
+    def read(self) -> Snapshot:
+        before, after = self._key(HISTORY), self._end_of(HISTORY)
+        ranges = [(self._key(""), before), (after, self._end_of(""))]
+        found = self._ranges(ranges)
+        return {key: entry for key, entry in found.items() if not key.startswith(HISTORY)}
+
+    def history(self) -> Snapshot:
+        return self._ranges([(self._key(HISTORY), self._end_of(HISTORY))], limit=HISTORY_MAX)
+
+    def _ranges(self, ranges: Sequence[tuple[str, str]], limit: int = 0) -> Snapshot:
+        asked = [{"request_range": {"key": key, "range_end": end, "limit": limit}} for key, end in ranges]
+        answer = self._ask("kv/txn", {"compare": [], "success": asked, "failure": []})
+        return {
+            _decoded(one["key"]).decode()[len(self._root) :]: Versioned(
+                _decoded(one.get("value", "")), int(one["mod_revision"])
+            )
+            for response in answer.get("responses", [])
+            for one in response.get("response_range", {}).get("kvs", [])
+        }
+
+    def commit(self, transaction: Transaction) -> bool:
+        if transaction.bound and not self._lease:
+            raise SessionEnded("no lease of etcd's is open")  # 0 would be no lease, and the key for ever
+        compares = [
+            {"key": self._key(key), "result": "EQUAL", "target": "MOD", "mod_revision": version}
+            for key, version in transaction.expects.items()
+        ]
+        writes: list[dict[str, Any]] = [
+            {"request_delete_range": {"key": self._key(key)}} for key in sorted(transaction.deletes)
+        ]
+        for key, value in transaction.puts.items():
+            put: dict[str, Any] = {"key": self._key(key), "value": _encoded(value)}
+            if key in transaction.bound:
+                put["lease"] = self._lease
+            writes.append({"request_put": put})
+        answer = self._ask("kv/txn", {"compare": compares, "success": writes, "failure": []}, again=False)
+        return bool(answer.get("succeeded", False))
+
+    def _key(self, key: str) -> str:
+        return _encoded(f"{self._root}{key}".encode())
+
+    def _end_of(self, prefix: str) -> str:
+        """The first key behind all that begin with it; a prefix of ours ends with a slash."""
+        whole = f"{self._root}{prefix}".encode()
+        return _encoded(whole[:-1] + bytes((whole[-1] + 1,)))
+
+    # -- calls --------------------------------------------------------------------------------------
+
+    def _ask(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+        """One call.  Raises CoordinatorError."""
+        deadline, trouble = Deadline(CALL_SECONDS), "no time was left"
+        for _ in self._clients if again else self._clients[:1]:
+            client = self._clients[self._at]
+            client.timeout = max(deadline.remaining, 0.01)
+            try:
+                return self._asked(client, path, what)
+            except Etcd3Exception as error:
+                trouble = f"{client.host}:{client.port}: {_text(error)}"
+                if _NO_LEASE in trouble:
+                    raise SessionEnded(
+                        "etcd has ended this broker's lease: it was not renewed in time"
+                    ) from None
+                if _UNAUTHENTICATED in trouble:
+                    self._token = ""
+            except (requests.RequestException, ValueError, KeyError) as error:
+                trouble = f"{client.host}:{client.port}: {error}"
+            self._at = (self._at + 1) % len(self._clients)
+            if deadline.expired:
+                break
+        raise CoordinatorError(f"etcd does not answer as it should: {trouble}")
+
+    def _asked(self, client: Etcd3Client, path: str, what: dict[str, Any]) -> dict[str, Any]:
+        if self._keys.user and not self._token:
+            login = {"name": self._keys.user, "password": self._keys.password}
+            answer = client.post(client.get_url("/auth/authenticate"), json=login)
+            self._token = str(answer["token"])
+            for one in self._clients:
+                one.session.headers["Authorization"] = self._token
+        answer = client.post(client.get_url(f"/{path}"), json=what)
+        if not isinstance(answer, dict):
+            raise ValueError(f"{path} is answered with {type(answer).__name__}")
+        return answer
+
+    # -- the watch ----------------------------------------------------------------------------------
+
+    def watch(self, keys: Collection[str], on_change: Callable[[], None]) -> None:
+        assert self._watch is None, "one watch is enough"
+        wanted = frozenset(f"{self._root}{key}" for key in keys)
+        task = _Watch(self._clients, self._key(""), self._end_of(""), wanted, on_change)
+        self._watch = Service("coordinator-watch", task)
+        self._watch.start()
+
+
+class _Watch:
+    """The task of `coordinator-watch`: reads one stream of changes after the other."""
+
+    def __init__(
+        self,
+        clients: Sequence[Etcd3Client],
+        begin: str,
+        end: str,
+        wanted: frozenset[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._clients = clients
+        self._what = {"create_request": {"key": begin, "range_end": end}}
+        self._wanted = wanted
+        self._on_change = on_change
+        self._response: requests.Response | None = None
+        self._stopped = threading.Event()
+        self._throttle = LogThrottle()
+
+    def wake(self) -> None:
+        self._stopped.set()
+        response = self._response
+        if response is not None:
+            with contextlib.suppress(Exception):  # it may just be over
+                response.raw.shutdown()
+
+    def run(self, stop: threading.Event) -> None:
+        at = 0
+        while not stop.is_set():
+            began_s = time.monotonic()
+            try:
+                self._follow(self._clients[at], stop)
+            except (requests.RequestException, Etcd3Exception, ValueError, KeyError, OSError) as error:
+                if not isinstance(error, requests.Timeout) and self._throttle.ready() and not stop.is_set():
+                    logger.info("etcd's changes are not heard of at once reason=%s", error)
+                at = (at + 1) % len(self._clients)
+            if time.monotonic() - began_s < WATCH_PAUSE_SECONDS:
+                self._stopped.wait(WATCH_PAUSE_SECONDS)
+
+    def _follow(self, client: Etcd3Client, stop: threading.Event) -> None:
+        """One stream, until it ends, or is silent for too long."""
+        timeout = (CALL_SECONDS, WATCH_SECONDS)
+        url = client.get_url("/watch")
+        with client.session.post(url, json=self._what, stream=True, timeout=timeout) as response:
+            self._response = response
+            try:
+                self._on_change()  # something may have changed before
+                for line in response.iter_lines(chunk_size=None):
+                    if stop.is_set():
+                        return
+                    if any(key in self._wanted for key in _changed(line)):
+                        self._on_change()
+            finally:
+                self._response = None
+
+
+def _changed(line: bytes) -> Iterator[str]:
+    if line.strip():
+        for event in json.loads(line).get("result", {}).get("events", []):
+            yield _decoded(event["kv"]["key"]).decode()
+
+
+def _client(place: CoordinatorPlace, keys: Keys, host: str, port: int) -> Etcd3Client:
+    client = Etcd3Client(
+        host,
+        port,
+        protocol="https" if place.is_tls else "http",
+        ca_cert=str(keys.ca) if keys.ca is not None else None,
+        cert_cert=str(keys.certificate) if keys.certificate is not None else None,
+        cert_key=str(keys.key) if keys.key is not None else None,
+        timeout=CALL_SECONDS,
+        api_path="/v3/",
+    )
+    # Else REQUESTS_CA_BUNDLE of the environment would be trusted instead of `ca`, and a proxy be asked.
+    client.session.trust_env = False
+    return client
+
+
+def _text(error: Etcd3Exception) -> str:
+    """What went wrong, in one line: the gateway answers with JSON."""
+    said = error.detail_text or str(error) or type(error).__name__
+    with contextlib.suppress(ValueError, AttributeError):
+        said = str(json.loads(said).get("error", said))
+    return " ".join(said.split())[:200]
+
+
+def _encoded(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _decoded(value: str) -> bytes:
+    return base64.b64decode(value)

@@ -1,0 +1,93 @@
+"""What a member needs of its log.  The files belong to commitlog; the simulator has one in memory.
+
+    begin_index ─────────────────────── durable_index ──────── end_index
+    the first that is not expired       survives a power cut   the last
+
+An index of -1 is none.  The term of an entry is never lower than that of the entry before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.messages import LedgerEntry
+from haservice.errors import HAServiceError
+
+
+class EntryLogError(HAServiceError):
+    """An append or a cut that did not happen.  The log is as it was before, or refuses everything from now on."""
+
+    code = DLedgerResponseCode.DISK_ERROR
+
+
+class EntryLogFull(EntryLogError):
+    """There is no room for it; there may be again."""
+
+    code = DLedgerResponseCode.DISK_FULL
+
+
+class EntryMisplaced(EntryLogError):
+    """A leader's entry would not lie where the leader has it: the bytes before it differ."""
+
+    code = DLedgerResponseCode.INCONSISTENT_STATE
+
+
+class EntryRefused(EntryLogError):
+    """No log of this group takes it: it is too large, or its fields or checksum are wrong."""
+
+    code = DLedgerResponseCode.UNEXPECTED_ARGUMENT
+
+
+class EntryLog(Protocol):
+    """Of one member, used by its thread alone."""
+
+    @property
+    def begin_index(self) -> int: ...
+
+    @property
+    def end_index(self) -> int: ...
+
+    @property
+    def durable_index(self) -> int:
+        """The end of what would be there after the faults that this log is to survive.
+
+        With synchronous flushing these are power cuts.  With asynchronous flushing they are crashes of the process,
+        and it is end_index.  A cut that is not durable yet lowers it to where the old entries agree with the new.
+        """
+        ...
+
+    @property
+    def end_pos(self) -> int:
+        """Where the next entry would begin, in bytes."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an append would be tried: the disk is not full, and has not failed."""
+        ...
+
+    def term_at(self, index: int) -> int:
+        """-1 for index -1.  Only within the log."""
+        ...
+
+    def read(self, index: int) -> LedgerEntry:
+        """Only within the log."""
+        ...
+
+    def append_as_leader(self, term: int, bodies: Sequence[bytes]) -> list[LedgerEntry]:
+        """Behind the end, all or none; the log says where.  Raises EntryLogError."""
+        ...
+
+    def append_as_follower(self, entry: LedgerEntry) -> None:
+        """Behind the end, at the entry's own place.  Raises EntryLogError."""
+        ...
+
+    def truncate_from(self, index: int) -> None:
+        """This entry and what follows it are gone.  Raises EntryLogError."""
+        ...
+
+    def begin_at(self, entry: LedgerEntry) -> None:
+        """Everything is gone; `entry` is the only one.  Raises EntryLogError."""
+        ...

@@ -1,0 +1,161 @@
+"""What a member is told, and what it wants done.
+
+A caller carries actions out in the order in which they are given, each before the next: a vote is on disk before
+anybody hears of it.  If one cannot be carried out (SaveTerm on a disk that fails), the member is stopped: what follows
+must not happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.messages import MemberMessage
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCame:
+    """A request has come.  `token` names it for the AnswerAsked that follows at once, later, or not at all."""
+
+    token: object
+    request: MemberMessage
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswered:
+    """The answer to an AskPeer, or None: it could not be sent, its connection ended, or no answer came in time."""
+
+    call: int
+    answer: MemberMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBodies:
+    """The broker above appends, and is answered by AppendPlaced and AppendEnded; all of `bodies` or nothing.
+
+    With `term` only while this member leads that one: what the bodies say may be right in no other.
+    """
+
+    token: object
+    bodies: Sequence[bytes]
+    term: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogSynced:
+    """The log's durable_index may have grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """It may be later than next_due_s, or nothing else has happened for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverTo:
+    """An operator wants this leader to hand over to another member."""
+
+    token: object
+    to: str
+
+
+MemberEvent = RequestCame | PeerAnswered | AppendBodies | LogSynced | TimePassed | HandOverTo
+
+# -- actions ----------------------------------------------------------------------------------------
+
+
+class MemberRole(Enum):
+    """RocketMQ's names of them."""
+
+    CANDIDATE = "CANDIDATE"
+    LEADER = "LEADER"
+    FOLLOWER = "FOLLOWER"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTerm:
+    """The term and the vote, durably: `currTerm` and `voteLeader` of the file `currterm`."""
+
+    term: int
+    vote: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskPeer:
+    """A request for `peer`; whatever becomes of it is told by PeerAnswered with this `call`."""
+
+    call: int
+    peer: str
+    request: MemberMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAsked:
+    """The answer to a request that came by RequestCame."""
+
+    token: object
+    answer: MemberMessage
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlaced:
+    """Bodies are in this leader's log, at these positions from `index` on; nothing is promised yet."""
+
+    token: object
+    index: int
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEnded:
+    """SUCCESS: a majority has it durably.  With any other code after AppendPlaced it may still be committed."""
+
+    token: object
+    code: DLedgerResponseCode
+    index: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverEnded:
+    token: object
+    code: DLedgerResponseCode
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTo:
+    """Entries up to this index may be read by consumers."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleIs:
+    """A role, a term or a leader has changed."""
+
+    role: MemberRole
+    term: int
+    leader_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TellOperator:
+    """For the log: something that an operator has to know."""
+
+    text: str
+
+
+MemberAction = (
+    SaveTerm
+    | AskPeer
+    | AnswerAsked
+    | AppendPlaced
+    | AppendEnded
+    | HandOverEnded
+    | CommittedTo
+    | RoleIs
+    | TellOperator
+)

@@ -1,0 +1,257 @@
+"""EntryHandler: what a follower does with what its leader pushes.
+
+    agreed      up to here this log is known to be the leader's, in this term and since this member started
+    waiting     appends that came before the one they follow
+    held        SUCCESS answers of entries that are not durable yet
+
+An entry is appended only where everything before it is agreed, and never cut where it is.  So neither an append from
+before a crash that took this log back, nor a TRUNCATE that was long on its way, does harm.  And only agreed entries
+are committed: the commit index says nothing about a tail that nobody has compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from haservice.dledger.codes import DLedgerResponseCode, PushType
+from haservice.dledger.election import LeaderElector
+from haservice.dledger.entry_log import EntryLogError
+from haservice.dledger.events import AnswerAsked, TellOperator
+from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
+from haservice.dledger.state import TermState
+
+_OK = DLedgerResponseCode.SUCCESS
+_INCONSISTENT = DLedgerResponseCode.INCONSISTENT_STATE
+_LATER = DLedgerResponseCode.PUSH_REQUEST_IS_FULL
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    token: object
+    request: PushEntryRequest
+    since_s: float
+
+
+class EntryHandler:
+    """Of one member, while it follows."""
+
+    def __init__(self, state: TermState, elector: LeaderElector) -> None:
+        self._state, self._elector = state, elector
+        self._of: tuple[int, str | None] = (-1, None)
+        self.agreed_index = -1
+        self._waiting: dict[int, _Push] = {}
+        self._held: list[tuple[int, _Push]] = []
+        self._handlers: dict[PushType, Callable[[_Push], None]] = {
+            PushType.APPEND: self._on_append,
+            PushType.COMMIT: self._on_commit,
+            PushType.COMPARE: self._on_compare,
+            PushType.TRUNCATE: self._on_truncate,
+        }
+
+    def on_role(self) -> None:
+        """Another term or another leader: nothing is agreed, and nobody waits for the old one's answers."""
+        state = self._state
+        of = (state.term, state.leader_id if state.is_follower else None)
+        if of != self._of:
+            self._of = of
+            self.agreed_index = -1
+            self._end_waiting(DLedgerResponseCode.NOT_FOLLOWER)
+            for _, push in self._held:
+                self._answer(push, DLedgerResponseCode.NOT_FOLLOWER)
+            self._held = []
+
+    def on_push(self, token: object, request: PushEntryRequest) -> None:
+        push = _Push(token, request, self._state.now_s)
+        kind = request.push_type
+        if kind is None or not _is_sound(kind, request):
+            self._answer(push, DLedgerResponseCode.UNEXPECTED_ARGUMENT)
+            return
+        code = self._elector.accept_leader(request)
+        if code is not _OK:
+            self._answer(push, code)
+            return
+        self._handlers[kind](push)
+
+    # -- time and the disk --------------------------------------------------------------------------
+
+    @property
+    def due_s(self) -> float:
+        if not self._waiting:
+            return math.inf
+        return min(push.since_s for push in self._waiting.values()) + self._state.settings.fast_forward_s
+
+    def on_time(self) -> None:
+        """Fast forward: the one that is missing does not come, so the leader has to compare again."""
+        if self.due_s > self._state.now_s:
+            return
+        first = self._waiting.pop(min(self._waiting))
+        self._answer(first, _INCONSISTENT)
+        self._end_waiting(_LATER)
+
+    def release(self) -> None:
+        """Answers what has become durable."""
+        if not self._held:
+            return
+        durable = self._state.log.durable_index
+        held, self._held = self._held, []
+        for index, push in held:
+            if index <= durable:
+                self._answer(push, _OK)
+            else:
+                self._held.append((index, push))
+
+    # -- APPEND and COMMIT --------------------------------------------------------------------------
+
+    def _on_append(self, push: _Push) -> None:
+        first = push.request.entries[0].index
+        if first > self._state.log.end_index + 1:
+            self._wait(first, push)
+            return
+        self._append(push)
+        while self._waiting and min(self._waiting) <= self._state.log.end_index + 1:
+            self._append(self._waiting.pop(min(self._waiting)))
+
+    def _wait(self, first: int, push: _Push) -> None:
+        if first in self._waiting:
+            self._answer(push, DLedgerResponseCode.REPEATED_PUSH)
+        elif len(self._waiting) >= self._state.settings.waiting_pushes_max:
+            self._answer(push, _LATER)
+        else:
+            self._waiting[first] = push
+
+    def _append(self, push: _Push) -> None:
+        code = _OK
+        for entry in push.request.entries:
+            code = self._take(entry)
+            if code is not _OK:
+                self._answer(push, code)
+                return
+        self._agree(push, push.request.entries[-1].index)
+
+    def _take(self, entry: LedgerEntry) -> DLedgerResponseCode:
+        """SUCCESS if the entry is in the log."""
+        log = self._state.log
+        if entry.index <= log.end_index:
+            if not self._has(entry):
+                return _INCONSISTENT
+            self.agreed_index = max(self.agreed_index, entry.index)
+            return _OK
+        if self.agreed_index != log.end_index:
+            return _INCONSISTENT
+        try:
+            log.append_as_follower(entry)
+        except EntryLogError as error:
+            return error.code
+        self.agreed_index = entry.index
+        return _OK
+
+    def _has(self, entry: LedgerEntry) -> bool:
+        log = self._state.log
+        return log.begin_index <= entry.index <= log.end_index and log.read(entry.index).same_as(entry)
+
+    def _agree(self, push: _Push, index: int) -> None:
+        """Up to `index` this log is the leader's: commits, and answers once it is durable."""
+        self.agreed_index = max(self.agreed_index, index)
+        self._commit(push.request)
+        if len(self._held) < self._state.settings.waiting_pushes_max:
+            self._held.append((index, push))
+            self.release()
+        else:
+            self._answer(push, _LATER)
+
+    def _commit(self, request: PushEntryRequest) -> None:
+        self._state.commit_to(min(request.commit_index, self.agreed_index))
+
+    def _on_commit(self, push: _Push) -> None:
+        self._commit(push.request)
+        self._answer(push, _OK)
+
+    # -- COMPARE and TRUNCATE -----------------------------------------------------------------------
+
+    def _on_compare(self, push: _Push) -> None:
+        self._end_waiting(_LATER)
+        entry = push.request.entries[0]
+        if self._has(entry):
+            self._agree(push, entry.index)
+        else:
+            self._answer(push, _INCONSISTENT)
+
+    def _on_truncate(self, push: _Push) -> None:
+        self._end_waiting(_LATER)
+        entry = push.request.entries[0]
+        try:
+            done = self._cut_behind(entry) if self._has(entry) else self._begin_at(entry)
+        except EntryLogError as error:
+            self._answer(push, error.code)
+            return
+        if done:
+            self._agree(push, entry.index)
+        else:
+            self._answer(push, _INCONSISTENT)
+
+    def _cut_behind(self, entry: LedgerEntry) -> bool:
+        log = self._state.log
+        last = max(entry.index, self.agreed_index)
+        if last < self._state.committed_index:
+            return self._refuse_cut(last + 1)
+        if last < log.end_index:
+            log.truncate_from(last + 1)
+        return True
+
+    def _begin_at(self, entry: LedgerEntry) -> bool:
+        """The two logs have nothing in common, or the leader no longer has what they had."""
+        if entry.index <= max(self._state.committed_index, self.agreed_index):
+            return self._refuse_cut(entry.index)
+        self._state.log.begin_at(entry)
+        return True
+
+    def _refuse_cut(self, index: int) -> bool:
+        committed, leader = self._state.committed_index, self._state.leader_id
+        self._state.actions.append(
+            TellOperator(
+                f"{leader} wants entry {index} cut, and up to {committed} all is committed: nothing is cut"
+            )
+        )
+        return False
+
+    # -- answers ------------------------------------------------------------------------------------
+
+    def _end_waiting(self, code: DLedgerResponseCode) -> None:
+        for push in self._waiting.values():
+            self._answer(push, code)
+        self._waiting = {}
+
+    def _answer(self, push: _Push, code: DLedgerResponseCode) -> None:
+        state, request = self._state, push.request
+        entries = request.entries
+        answer = PushEntryResponse(
+            group=request.group,
+            local_id=state.self_id,
+            remote_id=request.local_id,
+            leader_id=state.leader_id,
+            term=state.term if code is DLedgerResponseCode.EXPIRED_TERM else request.term,
+            code=int(code),
+            index=entries[0].index if entries else None,
+            count=len(entries),
+            begin_index=state.log.begin_index,
+            end_index=state.log.end_index,
+        )
+        state.actions.append(AnswerAsked(push.token, answer))
+
+
+def _is_sound(kind: PushType, request: PushEntryRequest) -> bool:
+    """Whether it has the entries that its kind needs, one after the other, of no newer term than the leader's."""
+    some = request.entries
+    if kind is PushType.COMMIT:
+        return not some
+    if not some or (kind is not PushType.APPEND and len(some) != 1):
+        return False
+    before = some[0]
+    for entry in some:
+        follows = entry is some[0] or (entry.index == before.index + 1 and entry.term >= before.term)
+        if not entry.is_sound or not follows:
+            return False
+        before = entry
+    return before.term <= request.term

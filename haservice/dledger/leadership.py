@@ -1,0 +1,168 @@
+"""Leadership: what a member does while it leads.  Heartbeats, the lease, what a majority has.
+
+A leader has a lease: for so long after a majority was asked for an answer that came, no majority has lost patience with
+it.  When the lease ends it steps down, and ends every append that waits.  The lease is looked at before anything else,
+so a leader that stood still answers nothing when it goes on.
+
+An entry is committed once a majority has it durably and it is of the leader's own term.  What came before is committed
+with it.  (An older entry that a majority has may still be overwritten: figure 8 of the Raft paper.)
+"""
+
+from __future__ import annotations
+
+import math
+
+from haservice.dledger.appends import PendingAppends
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.dispatcher import EntryDispatcher
+from haservice.dledger.election import LeaderElector
+from haservice.dledger.entry_log import EntryLogError
+from haservice.dledger.events import TellOperator
+from haservice.dledger.messages import HeartBeatRequest, HeartBeatResponse, MemberMessage
+from haservice.dledger.state import TermState
+
+# To a stock follower that comes to a new term.
+_AGAIN_S = 0.02
+
+
+class Leadership:
+    """Of one member; it begins anew with every term that the member leads."""
+
+    def __init__(self, state: TermState, elector: LeaderElector, appends: PendingAppends) -> None:
+        self._state, self._elector, self._appends = state, elector, appends
+        self.dispatchers: dict[str, EntryDispatcher] = {}
+        self._term = -1
+        self._contact_s: dict[str, float] = {}
+        """Peer → when it was asked what it has answered since."""
+        self._beat_at_s: dict[str, float] = {}
+
+    # -- begin and end ------------------------------------------------------------------------------
+
+    def on_role(self) -> None:
+        state = self._state
+        if state.is_leader and self._term != state.term:
+            self._begin()
+        elif not state.is_leader and self._term != -1:
+            self._term = -1
+            self.dispatchers = {}
+            self._appends.end_all()
+
+    def _begin(self) -> None:
+        state = self._state
+        self._term = state.term
+        others = state.settings.others
+        # The votes are the first word of a majority.
+        self._contact_s = dict.fromkeys(others, state.now_s)
+        self._beat_at_s = dict.fromkeys(others, state.now_s)
+        self.dispatchers = {peer: EntryDispatcher(state, peer, self._on_word) for peer in others}
+        body = state.settings.first_entry_body
+        if body is not None:
+            try:
+                state.log.append_as_leader(state.term, [body])
+            except EntryLogError as error:
+                state.actions.append(
+                    TellOperator(f"the first entry of term {state.term} was not appended: {error}")
+                )
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def check_lease(self) -> None:
+        """First of all in every step."""
+        state = self._state
+        if not state.is_leader:
+            return
+        if state.now_s > self._lease_until_s:
+            self._elector.step_down()
+        elif not state.log.is_writable:
+            state.actions.append(TellOperator("steps down: its disk is full, or has failed"))
+            self._elector.step_down()
+
+    @property
+    def _lease_until_s(self) -> float:
+        contacts = sorted([math.inf, *self._contact_s.values()], reverse=True)
+        return contacts[len(contacts) // 2] + self._state.settings.lease_s
+
+    @property
+    def due_s(self) -> float:
+        if not self._state.is_leader:
+            return math.inf
+        dispatchers = (one.due_s for one in self.dispatchers.values())
+        return min((self._lease_until_s, *self._beat_at_s.values(), *dispatchers, self._appends.due_s))
+
+    def on_time(self) -> None:
+        state = self._state
+        if not state.is_leader:
+            return
+        self._appends.give_up()
+        for peer in state.settings.others:
+            if state.now_s >= self._beat_at_s[peer]:
+                self._beat(peer)
+
+    def is_live(self, peer: str) -> bool:
+        """Whether it has answered lately."""
+        return self._contact_s.get(peer, -math.inf) + self._state.settings.patience_s > self._state.now_s
+
+    # -- heartbeats ---------------------------------------------------------------------------------
+
+    def _beat(self, peer: str) -> None:
+        state, sent_s, term = self._state, self._state.now_s, self._state.term
+        interval_s = state.settings.heartbeat_interval_s
+        self._beat_at_s[peer] = sent_s + interval_s
+        request = HeartBeatRequest(**state.base(peer), interval_ms=round(interval_s * 1000))
+
+        def answered(answer: HeartBeatResponse | None) -> None:
+            if answer is not None and state.is_leader and state.term == term:
+                self._on_word(peer, sent_s, answer)
+
+        state.ask(peer, request, answered)
+
+    def _on_word(self, peer: str, sent_s: float, answer: MemberMessage) -> None:
+        """Any answer to what this leader has asked in its term."""
+        state = self._state
+        match answer.result:
+            case DLedgerResponseCode.EXPIRED_TERM:
+                if answer.term > state.term and self._appends.transferring:
+                    self._elector.give_way(answer.term)
+                elif answer.term > state.term:
+                    # It has the right to lead, but not in this term: nobody's patience is over yet.
+                    state.adopt_term(answer.term)
+                    self._elector.stand()
+            case DLedgerResponseCode.INCONSISTENT_LEADER:
+                self._elector.step_down()
+            case DLedgerResponseCode.TERM_NOT_READY:
+                self._beat_at_s[peer] = min(self._beat_at_s[peer], state.now_s + _AGAIN_S)
+            case DLedgerResponseCode.UNKNOWN_MEMBER | DLedgerResponseCode.UNKNOWN_GROUP:
+                text = f"{peer} answers {answer.result.name}: the peers of the two differ"
+                state.actions.append(TellOperator(text))
+            case _:
+                self._contact_s[peer] = max(self._contact_s[peer], sent_s)
+
+    # -- what a majority has ------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Commits and sends what there is."""
+        state = self._state
+        if not state.is_leader:
+            return
+        self.commit()
+        self._appends.acknowledge()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.pump()
+
+    def commit(self) -> None:
+        state = self._state
+        index = quorum_index(
+            [state.log.durable_index, *(one.match_index for one in self.dispatchers.values())]
+        )
+        is_new = index > state.committed_index and index >= state.log.begin_index
+        if is_new and state.log.term_at(index) == state.term:
+            state.commit_to(index)
+
+    def lag(self, peer: str) -> int:
+        """How many entries it is behind."""
+        return self._state.log.end_index - self.dispatchers[peer].match_index
+
+
+def quorum_index(indexes: list[int]) -> int:
+    """The highest index that a majority has reached, also of an even number of members."""
+    return sorted(indexes, reverse=True)[len(indexes) // 2]

@@ -1,0 +1,185 @@
+"""DLedgerNode: one member of a group, with its files, its port and its threads.
+
+    dledger-loop     the server of peers and clients, calls to peers, the member's steps, its files
+    dledger-flush    makes entries durable
+
+start() opens the store, then the port; stop() ends them in the other order.  It waits for at most its deadline, and
+for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from commitlog.disk.files import Files, OSFiles
+from commitlog.dledger.small import TermFile
+from commitlog.dledger.store import EntryStore, EntryStoreOptions, Stamp
+from commitlog.errors import CommitLogError
+from haservice.deadline import Deadline
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.events import LogSynced
+from haservice.dledger.member import DLedgerMember, PeerProgress
+from haservice.dledger.node.flusher import EntryFlusher
+from haservice.dledger.node.shell import NodeShell, NodeStatus, Placed, PlacedNow, WaitingAppend, give_up
+from haservice.dledger.node.stored_log import StoredLog
+from haservice.dledger.settings import MemberSettings
+from haservice.dledger.wire import REQUESTS
+from haservice.remoting.client import split_addr
+from haservice.remoting.server import Listener, RemotingServer
+from haservice.service import Service
+
+logger = logging.getLogger(__name__)
+
+OnFailure = Callable[[str, BaseException], None]
+
+FLUSH_INTERVAL_S = 0.5
+START_S = 10.0
+STOP_S = 10.0
+
+T = TypeVar("T")
+U = TypeVar("U", bound=WaitingAppend | Future[DLedgerResponseCode])
+
+
+class DLedgerNode:
+    """From start() to stop(), once.  All methods are for any thread but the node's own.
+
+    `on_status` and `on_committed` are called in the thread of a step, the loop's or that of place().  They must not
+    wait, nor call the node.  `on_failure` is told of a thread, or of the member,
+    that has ended by itself: it then answers nothing any more, and the node is to be stopped.
+    """
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        options: EntryStoreOptions,
+        *,
+        sync: bool = True,
+        flush_interval_s: float = FLUSH_INTERVAL_S,
+        stamp: Stamp | None = None,
+        files: Files | None = None,
+        on_status: Callable[[NodeStatus], None] = lambda status: None,
+        on_failure: OnFailure = lambda name, error: None,
+        on_committed: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        """Opens the store.  Raises StoreLocked, StoreUnreadable, LogNotWritable."""
+        self._settings = settings
+        self._files: Files = files if files is not None else OSFiles()
+        self._on_status, self._on_failure = on_status, on_failure
+        self.store = EntryStore(options, self._files)
+        try:
+            path = options.directory / "currterm"
+            self._term_file = TermFile(self._files, path, self.store.end_term)
+        except BaseException:
+            self.store.close(clean=False)
+            raise
+        self._log = StoredLog(self.store, sync=sync, stamp=stamp)
+        self._member = DLedgerMember(
+            settings,
+            self._log,
+            term=self._term_file.now.term,
+            vote=self._term_file.now.vote,
+            committed_index=self.store.committed_index,
+            source=random.Random(),
+        )
+        self._flusher = EntryFlusher(
+            self.store,
+            lambda: self.status.committed_index,
+            self._flushed,
+            sync=sync,
+            interval_s=flush_interval_s,
+        )
+        self._shell = NodeShell(
+            settings,
+            self._member,
+            self._term_file,
+            appended=self._flusher.appended,
+            on_status=on_status,
+            on_failure=functools.partial(on_failure, "dledger-loop"),
+            on_committed=on_committed,
+        )
+        self._server = RemotingServer((), thread_name="dledger-loop")
+        self._flush_service = Service("dledger-flush", self._flusher, on_failure)
+        self._started = False
+
+    # -- start and stop -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Serves its port, and takes part.  Raises ConfigError for a port that it cannot get; stop() it then, too."""
+        host, port = split_addr(self._settings.peers[self._settings.self_id])
+        processors = dict.fromkeys(map(int, REQUESTS), self._shell)
+        self._server.start((Listener(host, port, processors, key="dLegerPeers"),))
+        self._started = True
+        self._flush_service.start()
+        asyncio.run_coroutine_threadsafe(self._shell.begin(), self._server.loop).result(START_S)
+
+    def stop(self, deadline: Deadline | float = STOP_S) -> bool:
+        """May be called twice.  False if a thread still runs at the deadline; then the store stays open, and locked."""
+        left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
+        if self._started:
+            self._started = False
+            closing = asyncio.run_coroutine_threadsafe(self._shell.close(), self._server.loop)
+            try:
+                closing.result(left.remaining / 2)
+            except TimeoutError:
+                logger.error("calls did not end in time id=%s", self._settings.self_id)
+        stopped = self._server.stop(left)
+        stopped = self._flush_service.stop(left) and stopped
+        if stopped:
+            self._close_store()
+        return stopped
+
+    def _close_store(self) -> None:
+        try:
+            if self.store.writable is None:
+                self.store.flush()
+                self._flusher.save_checkpoint()
+            self.store.close()
+        except CommitLogError as error:
+            # What it acknowledged is as durable as its mode asks; the next start looks at the rest.
+            logger.error("store not closed cleanly id=%s: %s", self._settings.self_id, error)
+
+    def _flushed(self) -> None:
+        self._server.call_soon(self._shell.post, LogSynced())
+
+    # -- what it is and does ------------------------------------------------------------------------
+
+    @property
+    def status(self) -> NodeStatus:
+        return self._shell.status
+
+    def append(self, bodies: Sequence[bytes]) -> Future[Placed]:
+        """All of `bodies`, or nothing.  SUCCESS: a majority has them durably.  It is answered within wait_ack_max_s."""
+        append = WaitingAppend()
+        self._tell(self._shell.append, bodies, append)
+        return append.future
+
+    def place(self, bodies: Sequence[bytes], term: int) -> PlacedNow:
+        """Appends all of `bodies`, or nothing, if this member leads `term`.  It waits for no majority."""
+        return self._shell.place(bodies, term)
+
+    def peers(self) -> list[PeerProgress]:
+        """Of a leader: how far the others are."""
+        return self._shell.peers()
+
+    def refuse(self, reason: str | None) -> None:
+        """For `reason` this member should not lead, though it can follow; None: it may again."""
+        self._log.held = reason
+
+    def hand_over(self, to: str) -> Future[DLedgerResponseCode]:
+        """To another member, if this one leads.  Answered within the time of a transfer."""
+        future: Future[DLedgerResponseCode] = Future()
+        future.set_running_or_notify_cancel()
+        self._tell(self._shell.hand_over, to, future)
+        return future
+
+    def _tell(self, function: Callable[[T, U], None], subject: T, one: U) -> None:
+        try:
+            self._server.loop.call_soon_threadsafe(function, subject, one)
+        except RuntimeError:  # the loop is closed
+            give_up(one)

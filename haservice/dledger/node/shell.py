@@ -1,0 +1,330 @@
+"""NodeShell: a member's thread.  Events of one turn of the loop are one step; its actions are carried out in order.
+
+    requests of peers and clients ─┐                                  ┌─▶ SaveTerm: waits for the disk
+    answers of peers               ├─▶ events ─▶ member.steps(…) ─▶   ├─▶ AskPeer: a call, with a deadline
+    appends, time, the flusher     ┘   (one turn)                     └─▶ answers, ends of appends, the status
+    place(), in any thread ─▶ one event ─▶ a step of its own ─▶ the outbox, which the loop's thread empties
+
+A step is taken under the shell's lock.  What it wants sent goes through the outbox, so that it is sent in the order of
+the steps, whoever took them.
+
+If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.
+Bounds: appends, pushes and answers that wait are the member's; a turn's events are what its sockets gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from commitlog.dledger.small import TermFile
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.events import (
+    AnswerAsked,
+    AppendBodies,
+    AppendEnded,
+    AppendPlaced,
+    AskPeer,
+    CommittedTo,
+    HandOverEnded,
+    HandOverTo,
+    MemberAction,
+    MemberEvent,
+    MemberRole,
+    PeerAnswered,
+    RequestCame,
+    RoleIs,
+    SaveTerm,
+    TellOperator,
+    TimePassed,
+)
+from haservice.dledger.member import DLedgerMember, PeerProgress
+from haservice.dledger.messages import MemberMessage
+from haservice.dledger.settings import MemberSettings
+from haservice.dledger.wire import answer_command, read_answer, read_request, request_command
+from haservice.errors import ProtocolError, RemotingError, RequestError
+from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection, Outcome
+
+logger = logging.getLogger(__name__)
+
+# The member is given the time at least so often.
+TURN_S_MAX = 5.0
+# A deadline is looked at when it is over, not a moment before.
+TURN_S_MIN = 0.001
+_FLAG_ONEWAY = 2
+
+
+class Placed(NamedTuple):
+    """What became of an append of the broker above.  `positions` are those of all bodies, empty if it was refused."""
+
+    code: DLedgerResponseCode
+    last_index: int = -1
+    positions: tuple[int, ...] = ()
+
+
+class NodeStatus(NamedTuple):
+    """What a member is; one of them replaces the other, so that any thread may read it."""
+
+    role: MemberRole
+    term: int
+    leader_id: str | None
+    committed_index: int
+
+
+class WaitingAppend:
+    """An append of the broker above, until the member has ended it."""
+
+    def __init__(self) -> None:
+        self.future: Future[Placed] = Future()
+        self.future.set_running_or_notify_cancel()  # nobody takes it back
+        self.positions: tuple[int, ...] = ()
+
+
+class PlacedNow:
+    """What place() answers: the positions of all bodies, or why there are none."""
+
+    def __init__(self) -> None:
+        self.positions: tuple[int, ...] = ()
+        self.code = DLedgerResponseCode.TERM_CHANGED
+
+
+class NodeShell:
+    """From begin() on used on the loop's thread; place(), `status` and peers() are for all.
+
+    `on_status` and `on_committed` are called under the lock: they wait for nothing, and do not call the shell.
+    """
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        member: DLedgerMember,
+        term_file: TermFile,
+        *,
+        appended: Callable[[], None],
+        on_status: Callable[[NodeStatus], None],
+        on_failure: Callable[[BaseException], None],
+        on_committed: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        self._settings = settings
+        self._member = member
+        self._term_file = term_file
+        self._appended = appended
+        self._on_status = on_status
+        self._on_failure = on_failure
+        self._on_committed = on_committed
+        self._client: RemotingClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()  # guards the member, and the order of its actions
+        self._outbox: deque[AskPeer | AnswerAsked] = deque()
+        self._due_s = 0.0  # when the member has something to do, if nothing else happens
+        self._events: list[MemberEvent] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+        self._waiting: set[WaitingAppend | Future[DLedgerResponseCode]] = set()
+        self._closed: str | None = "it has not begun"
+        self.status = self._status()
+
+    async def begin(self) -> None:
+        """Takes part from now on."""
+        self._client = RemotingClient()
+        self._loop = asyncio.get_running_loop()
+        self._closed = None
+        self.post(TimePassed())
+
+    def _status(self) -> NodeStatus:
+        member = self._member
+        return NodeStatus(member.role, member.term, member.leader_id, member.committed_index)
+
+    # -- in -----------------------------------------------------------------------------------------
+
+    def process_batch(self, connection: Connection, requests: list[RemotingCommand]) -> Sequence[Outcome]:
+        """Requests of one read.  They are answered by the steps, not here; what cannot be read, at once."""
+        outcomes: list[Outcome] = []
+        for command in requests:
+            outcome: Outcome = None
+            try:
+                self._check_runs()
+                self.post(RequestCame((connection, command), read_request(command)))
+            except (ProtocolError, RequestError) as error:
+                code = error.code if isinstance(error, RequestError) else ResponseCode.SYSTEM_ERROR
+                outcome = command.answer(int(code), str(error))
+            outcomes.append(outcome)
+        return outcomes
+
+    def _check_runs(self) -> None:
+        if self._closed is not None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"this member takes no part: {self._closed}")
+
+    def post(self, event: MemberEvent) -> None:
+        """It is part of the next step, in the loop's next turn; nothing happens after the end."""
+        if self._closed is None:
+            if not self._events:
+                asyncio.get_running_loop().call_soon(self._step)
+            self._events.append(event)
+
+    def append(self, bodies: Sequence[bytes], append: WaitingAppend) -> None:
+        if self._begin_to_wait(append):
+            self.post(AppendBodies(append, bodies))
+
+    def hand_over(self, to: str, future: Future[DLedgerResponseCode]) -> None:
+        if self._begin_to_wait(future):
+            self.post(HandOverTo(future, to))
+
+    def _begin_to_wait(self, one: WaitingAppend | Future[DLedgerResponseCode]) -> bool:
+        if self._closed is not None:
+            give_up(one)
+            return False
+        self._waiting.add(one)
+        return True
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        events, self._events = self._events, []
+        with self._lock:
+            if self._closed is None:
+                self._take_step(events)
+        self._send()
+
+    def place(self, bodies: Sequence[bytes], term: int) -> PlacedNow:
+        """Appends at once, in the caller's thread; nobody is told when a majority has it.  Not for the loop's."""
+        append = PlacedNow()
+        with self._lock:
+            loop = self._loop
+            if self._closed is None and loop is not None:
+                self._take_step([AppendBodies(append, bodies, term)])
+                loop.call_soon_threadsafe(self._send)
+        return append
+
+    def peers(self) -> list[PeerProgress]:
+        """Of a leader: how far the others are.  Any thread but the loop's."""
+        with self._lock:
+            return self._member.peers()
+
+    def _take_step(self, events: list[MemberEvent]) -> None:
+        assert self._lock.locked()
+        try:
+            for action in self._member.steps(events, time.monotonic()):
+                self._act(action)
+            self._appended()
+            self._due_s = self._member.next_due_s
+        except Exception as error:
+            logger.exception("member ends id=%s", self._settings.self_id)
+            self.end(f"{type(error).__name__}: {error}")
+            self._on_failure(error)
+
+    def _send(self) -> None:
+        """On the loop's thread: what the steps until now want sent, and the time of the next one."""
+        outbox = self._outbox
+        while outbox:
+            self._send_one(outbox.popleft())
+        if self._closed is None:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = min(self._due_s - time.monotonic(), TURN_S_MAX)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, wait_s) + TURN_S_MIN, self.post, TimePassed()
+        )
+
+    # -- actions ------------------------------------------------------------------------------------
+
+    def _act(self, action: MemberAction) -> None:
+        match action:
+            case SaveTerm(term, vote):
+                self._term_file.save(term, vote)
+            case AskPeer() | AnswerAsked():
+                self._outbox.append(action)
+            case AppendPlaced(PlacedNow() as append, _, positions):
+                append.positions = positions
+            case AppendEnded(PlacedNow() as append, code, _):
+                append.code = code
+            case AppendPlaced(WaitingAppend() as append, _, positions):
+                append.positions = positions
+            case AppendEnded(WaitingAppend() as append, code, index):
+                self._waiting.discard(append)
+                append.future.set_result(Placed(code, index, append.positions))
+            case HandOverEnded(Future() as future, code):
+                self._waiting.discard(future)
+                future.set_result(code)
+            case RoleIs(role, term, leader_id):
+                # In its place among the actions: what is committed behind it is another leader's.
+                self.status = self.status._replace(role=role, term=term, leader_id=leader_id)
+                self._on_status(self.status)
+                logger.info(
+                    "role id=%s role=%s term=%d leader=%s",
+                    self._settings.self_id, role.value, term, leader_id,
+                )  # fmt: skip
+            case TellOperator(text):
+                logger.error("member id=%s: %s", self._settings.self_id, text)
+            case CommittedTo(index):
+                self.status = self.status._replace(committed_index=index)
+                self._on_committed(index)
+            case _:
+                raise AssertionError(f"no such action: {action}")
+
+    def _send_one(self, action: AskPeer | AnswerAsked) -> None:
+        match action:
+            case AskPeer(call, peer, request):
+                task = asyncio.get_running_loop().create_task(self._ask(call, peer, request))
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+            case AnswerAsked((Connection() as connection, RemotingCommand() as command), answer):
+                if not command.flag & _FLAG_ONEWAY:
+                    connection.send(answer_command(command, answer))
+            case _:
+                raise AssertionError(f"nobody asked: {action}")
+
+    async def _ask(self, call: int, peer: str, request: MemberMessage) -> None:
+        assert self._client is not None
+        answer: MemberMessage | None = None
+        address, timeout_s = self._settings.peers[peer], self._settings.rpc_timeout_s
+        try:
+            answered = await self._client.invoke(address, request_command(request), timeout_s)
+            expect(address, answered, int(DLedgerResponseCode.SUCCESS))
+            answer = read_answer(request, answered)
+        except (RemotingError, ProtocolError) as error:
+            logger.debug("no answer peer=%s request=%s: %s", peer, type(request).__name__, error)
+        self.post(PeerAnswered(call, answer))
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def end(self, reason: str) -> None:
+        """No step from now on; whoever waits is told.  May be called twice, on the loop or under the lock."""
+        self._closed = self._closed or reason
+        self._events = []
+        waiting, self._waiting = self._waiting, set()
+        for one in waiting:
+            give_up(one)
+        self.status = self.status._replace(role=MemberRole.CANDIDATE, leader_id=None)
+
+    async def close(self) -> None:
+        """Ends its calls, and the client's connections."""
+        with self._lock:
+            self.end("shut down")
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._asking):
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+
+def give_up(one: WaitingAppend | Future[DLedgerResponseCode]) -> None:
+    """No member answers it: an append that was placed may still be committed."""
+    if isinstance(one, WaitingAppend):
+        one.future.set_result(Placed(DLedgerResponseCode.TERM_CHANGED, positions=one.positions))
+    else:
+        one.set_result(DLedgerResponseCode.TERM_CHANGED)

@@ -1,0 +1,167 @@
+"""TermState: role, term, vote and leader of a member; what all its parts share.
+
+The term and the vote change here only, and every change of them puts a SaveTerm before whatever tells anybody.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.entry_log import EntryLog
+from haservice.dledger.events import AskPeer, CommittedTo, MemberAction, MemberRole, RoleIs, SaveTerm
+from haservice.dledger.messages import MemberMessage
+from haservice.dledger.settings import MemberSettings
+
+OnAnswer = Callable[[Any], None]
+"""Is given the answer, or None when there will be none."""
+
+
+class TermState:
+    """Owned by one DLedgerMember."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        log: EntryLog,
+        *,
+        term: int,
+        vote: str | None,
+        committed_index: int,
+        source: random.Random,
+    ) -> None:
+        self.settings, self.log, self.source = settings, log, source
+        self.now_s = -math.inf
+        self.role = MemberRole.CANDIDATE
+        self.term, self.vote = term, vote
+        self.leader_id: str | None = None
+        self.committed_index = min(committed_index, log.end_index)
+        self.actions: list[MemberAction] = []
+        self.on_role: list[Callable[[], None]] = []
+        """Called after each change of role, term or leader."""
+        self._calls: dict[int, tuple[float, OnAnswer]] = {}
+        self._call = 0
+        end_term = self.end_term
+        if term < end_term:
+            # The file with term and vote is older than the log, or lost.  Whom we voted for is not known: nobody else.
+            self.term, self.vote = end_term, settings.self_id
+            self._save()
+
+    # -- what is so ---------------------------------------------------------------------------------
+
+    @property
+    def self_id(self) -> str:
+        return self.settings.self_id
+
+    @property
+    def end_term(self) -> int:
+        return self.log.term_at(self.log.end_index)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role is MemberRole.LEADER
+
+    @property
+    def is_follower(self) -> bool:
+        return self.role is MemberRole.FOLLOWER
+
+    @property
+    def is_candidate(self) -> bool:
+        return self.role is MemberRole.CANDIDATE
+
+    def base(self, to: str | None = None) -> dict[str, Any]:
+        """The base fields of a message of ours."""
+        return {
+            "group": self.settings.group,
+            "local_id": self.self_id,
+            "remote_id": to,
+            "leader_id": self.leader_id,
+            "term": self.term,
+        }
+
+    def wrong_address(self, request: MemberMessage) -> DLedgerResponseCode | None:
+        """Why a request is not for this member."""
+        if request.remote_id != self.self_id:
+            return DLedgerResponseCode.UNKNOWN_MEMBER
+        if request.group != self.settings.group:
+            return DLedgerResponseCode.UNKNOWN_GROUP
+        return None
+
+    def random_wait_s(self) -> float:
+        return self.source.uniform(self.settings.vote_interval_min_s, self.settings.vote_interval_max_s)
+
+    # -- changes ------------------------------------------------------------------------------------
+
+    def adopt_term(self, term: int) -> None:
+        """A newer term is known: whoever led the older one does not lead."""
+        assert term > self.term, f"term {term} is not above {self.term}"
+        self.term, self.vote = term, None
+        self._save()
+        self._become(MemberRole.CANDIDATE, None)
+
+    def vote_for(self, candidate: str) -> None:
+        """For this term, once."""
+        assert self.vote in (None, candidate), f"voted for {self.vote} in term {self.term}"
+        if self.vote is None:
+            self.vote = candidate
+            self._save()
+
+    def stand(self) -> None:
+        """Begins the next term with a vote for itself."""
+        self.term, self.vote = self.term + 1, self.self_id
+        self._save()
+        self._become(MemberRole.CANDIDATE, None)
+
+    def become_candidate(self) -> None:
+        self._become(MemberRole.CANDIDATE, None)
+
+    def become_leader(self) -> None:
+        self._become(MemberRole.LEADER, self.self_id)
+
+    def become_follower(self, leader_id: str) -> None:
+        self._become(MemberRole.FOLLOWER, leader_id)
+
+    def commit_to(self, index: int) -> None:
+        """The mark only rises, and never above the log's end."""
+        index = min(index, self.log.end_index)
+        if index > self.committed_index:
+            self.committed_index = index
+            self.actions.append(CommittedTo(index))
+
+    def _save(self) -> None:
+        self.actions.append(SaveTerm(self.term, self.vote))
+
+    def _become(self, role: MemberRole, leader_id: str | None) -> None:
+        self.role, self.leader_id = role, leader_id
+        self.actions.append(RoleIs(role, self.term, leader_id))
+        for call in self.on_role:
+            call()
+
+    # -- questions ----------------------------------------------------------------------------------
+
+    def ask(self, peer: str, request: MemberMessage, on_answer: OnAnswer) -> None:
+        self._call += 1
+        self._calls[self._call] = (self.now_s + self.settings.rpc_timeout_s, on_answer)
+        self.actions.append(AskPeer(self._call, peer, request))
+
+    def answered(self, call: int, answer: MemberMessage | None) -> None:
+        """An answer to a question that has been given up is nothing."""
+        waiting = self._calls.pop(call, None)
+        if waiting is not None:
+            waiting[1](answer)
+
+    def give_up_calls(self) -> None:
+        """Those that have waited too long.  All wait equally long, so the oldest is the first."""
+        while self._calls:
+            call, (until_s, on_answer) = next(iter(self._calls.items()))
+            if until_s > self.now_s:
+                return
+            del self._calls[call]
+            on_answer(None)
+
+    @property
+    def calls_due_s(self) -> float:
+        return next((until_s for until_s, _ in self._calls.values()), math.inf)

@@ -1,0 +1,235 @@
+"""A member of a DLedger group on virtual time: the product's decisions, a log in memory, a clock of its own."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from haservice.dledger.events import (
+    AnswerAsked,
+    AppendBodies,
+    AppendEnded,
+    AppendPlaced,
+    AskPeer,
+    CommittedTo,
+    LogSynced,
+    MemberAction,
+    MemberEvent,
+    MemberRole,
+    PeerAnswered,
+    RequestCame,
+    RoleIs,
+    SaveTerm,
+    TellOperator,
+    TimePassed,
+)
+from haservice.dledger.member import DLedgerMember
+from haservice.dledger.messages import AppendEntryRequest, AppendEntryResponse, MemberMessage
+from haservice.dledger.settings import MemberSettings
+from tests.support.entry_log import MemoryLog
+
+if TYPE_CHECKING:
+    from tests.chaos.dledger_sim import World
+
+# What waits in the sockets of a member that stands still.
+_QUEUED_MAX = 400
+_WAKE_LATEST_S = 5.0
+
+
+class ReturnAddress(NamedTuple):
+    """To whom an answer goes."""
+
+    node: Node
+    boots: int
+    call: int
+
+
+class Node:
+    """One member, from boot to boot."""
+
+    def __init__(self, world: World, name: str, settings: MemberSettings, *, flushes: bool) -> None:
+        self.world, self.name, self.settings = world, name, settings
+        self.log = MemoryLog(flushes=flushes)
+        self.log.on_append = lambda entry, before: world.appended(self, entry, before)
+        self.log.on_cut = lambda entries: world.cut(self, entries)
+        self.saved: tuple[int, str | None] = (0, None)
+        self.checkpoint = -1
+        self.member: DLedgerMember | None = None
+        self.boots = 0
+        self.frozen_until_s = -math.inf
+        self.slow_disk_s = 0.0
+        self.dies_at_action = -1
+        """Counts down; the process ends between two actions of one step."""
+        self.rate = world.source.uniform(0.98, 1.02)
+        self._clock_offset_s = world.source.uniform(0.0, 1000.0)
+        self._queued: list[MemberEvent] = []
+        self._wake_at_s = math.inf
+        self._wakes = 0
+        self._syncing = False
+
+    # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        return self.member is not None
+
+    @property
+    def frozen(self) -> bool:
+        return self.world.clock.now_s < self.frozen_until_s
+
+    @property
+    def leads(self) -> bool:
+        return self.member is not None and self.member.role is MemberRole.LEADER
+
+    @property
+    def now_s(self) -> float:
+        return self._clock_offset_s + self.world.clock.now_s * self.rate
+
+    def jump_clock(self, seconds: float) -> None:
+        self._clock_offset_s += seconds
+        self.step(TimePassed())
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        if self.member is not None:
+            return
+        self.boots += 1
+        self.log.has_failed = False
+        term, vote = self.saved
+        self.member = DLedgerMember(
+            self.settings,
+            self.log,
+            term=term,
+            vote=vote,
+            committed_index=self.checkpoint,
+            source=random.Random(self.world.source.random()),
+        )
+        self.world.booted(self)
+        self._queued.clear()
+        self._syncing = False
+        self._wake_at_s = math.inf
+        self.step(TimePassed())
+        self._sync_later()
+
+    def crash(self, *, power: bool = False) -> None:
+        if power:
+            self.log.power_cut(self.world.source)
+        if self.member is not None:
+            self.member = None
+            self.dies_at_action = -1
+            self.frozen_until_s = -math.inf
+            self.world.crashed(self)
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    def step(self, *events: MemberEvent) -> None:
+        """Lets something happen to it, now or when it goes on."""
+        if self.member is None:
+            return
+        if self.frozen:
+            if len(self._queued) < _QUEUED_MAX:
+                self._queued.extend(events)
+            return
+        member = self.member
+        events = (*self._queued, *events)
+        self._queued.clear()
+        for action in member.steps(events, self.now_s):
+            if self.dies_at_action >= 0:
+                self.dies_at_action -= 1
+                if self.dies_at_action < 0:
+                    self.crash()
+                    return
+            self._act(action)
+            if self.member is not member:
+                return
+        self.world.after_step(self)
+        self._sync_later()
+        self._wake_later()
+
+    def thaw(self) -> None:
+        if not self.frozen:
+            self.step(TimePassed())
+
+    def _wake_later(self) -> None:
+        assert self.member is not None
+        wait_s = min(max(0.0, (self.member.next_due_s - self.now_s) / self.rate), _WAKE_LATEST_S) + 1e-4
+        at_s = self.world.clock.now_s + wait_s
+        if at_s < self._wake_at_s - 1e-3 or self._wake_at_s <= self.world.clock.now_s:
+            self._wake_at_s = at_s
+            self._wakes += 1
+            self.world.clock.after(wait_s, self._wake, self._wakes)
+
+    def _wake(self, wakes: int) -> None:
+        if wakes == self._wakes:
+            self._wake_at_s = math.inf
+            self.step(TimePassed())
+
+    def _sync_later(self) -> None:
+        if self.log.flushes and self.log.unsynced and not self._syncing:
+            self._syncing = True
+            wait_s = self.world.source.uniform(0.0005, 0.006) + self.slow_disk_s
+            self.world.clock.after(wait_s, self._synced, self.boots)
+
+    def _synced(self, boots: int) -> None:
+        if self.member is None or boots != self.boots:
+            return
+        if self.frozen:
+            self.world.clock.after(0.05, self._synced, boots)
+            return
+        self._syncing = False
+        if self.log.has_failed:
+            return
+        self.log.sync()
+        if self.world.source.random() < 0.1:
+            self.checkpoint = self.member.checkpoint_index
+        self.step(LogSynced())
+
+    # -- actions ------------------------------------------------------------------------------------
+
+    def _act(self, action: MemberAction) -> None:
+        world = self.world
+        match action:
+            case SaveTerm(term, vote):
+                self.saved = (term, vote)
+            case AskPeer(call, peer, request):
+                world.ask(self, ReturnAddress(self, self.boots, call), peer, request)
+            case AnswerAsked(ReturnAddress() as to, answer):
+                world.answer(self, to, answer)
+            case AnswerAsked(int() as number, AppendEntryResponse() as answer):
+                world.ended(self, number, answer.result, answer.index)
+            case AppendPlaced(number, _, _):
+                assert isinstance(number, int)
+            case AppendEnded(number, code, index):
+                assert isinstance(number, int)
+                world.ended(self, number, code, index)
+            case CommittedTo(index):
+                world.committed(self, index)
+            case RoleIs(role, term, leader_id):
+                world.role_is(self, role, term, leader_id)
+            case TellOperator(text):
+                world.note(f"{self.name} tells: {text}")
+            case _:
+                pass
+
+    # -- from outside -------------------------------------------------------------------------------
+
+    def asked(self, to: ReturnAddress, request: MemberMessage) -> None:
+        self.step(RequestCame(to, request))
+
+    def answered(self, to: ReturnAddress, answer: MemberMessage | None) -> None:
+        if to.boots == self.boots:
+            self.step(PeerAnswered(to.call, answer))
+
+    def send(self, number: int, bodies: tuple[bytes, ...], *, by_wire: bool) -> None:
+        if by_wire:
+            request = AppendEntryRequest(group="g", remote_id=self.name, batch_msgs=bodies)
+            self.step(RequestCame(number, request))
+        else:
+            self.step(AppendBodies(number, bodies))
+
+    def expire(self) -> None:
+        """Old entries that are committed everywhere it matters go."""
+        if self.member is not None:
+            self.log.expire_before(self.member.checkpoint_index - self.world.source.randint(0, 10))

@@ -1,0 +1,55 @@
+"""Whether nobody may become the master by himself, for copies are gone for good: proved from the world.
+
+It looks at the logs that there are and at the coordinator's keys, and asks no broker what it thinks.  All faults are
+over, so whatever a broker only has to wait for, or to do first, such as to seal its log, keeps nobody from being
+promoted here.  The rules are those of docs/failover.md, stated once more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from haservice.coordination.cluster import Cluster, decode
+
+if TYPE_CHECKING:
+    from tests.chaos.failover_node import Node
+    from tests.chaos.failover_sim import World
+
+
+def why_stuck(world: World) -> str:
+    """Why an operator has to help; "" if a broker has to become the master by itself, or is it."""
+    now = decode(world.server.read())
+    return why_nobody(world, now) if now.master is None else ""
+
+
+def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
+    """Why nobody could follow the last master; "" if somebody could.  The log of `lost` counts as gone."""
+    status, needed = now.status, now.voters.needed
+    if status is None:
+        return ""
+    there = {node.id: node for node in world.nodes if node is not lost and not _lacks_its_log(world, node)}
+    whole = [there[one] for one in now.voters.ids & there.keys()]
+    if status.replica_id in now.voters.ids & there.keys():
+        return ""  # nobody was master after it
+    gone = f"of the voters {sorted(now.voters.ids)} only {sorted(node.id for node in whole)} have their logs"
+    if status.goes_on:
+        return f"{gone}, and {status.replica_id} was the master of a pause"
+    if needed == 0:
+        return "" if any(_is_near_enough(node, now) for node in whole) else f"{gone}, and lack too much"
+    least = len(now.voters.ids) - needed if len(now.voters.ids) > needed else len(now.voters.ids)
+    return "" if len(whole) >= least else f"{gone}, and {least} have to be heard"
+
+
+def _lacks_its_log(world: World, node: Node) -> bool:
+    """It was emptied, and has not had all of a master's log since."""
+    return node.name in world.emptied and len(node.log) < node.whole_from
+
+
+def _is_near_enough(node: Node, now: Cluster) -> bool:
+    """Whether it may follow an ASYNC_MASTER: it was that master's slave, and lacks no more than is allowed."""
+    status, end = now.status, len(node.log)
+    assert status is not None
+    if node.newest != status.epoch or end < now.voters.floor:
+        return False
+    most = now.settings.max_loss_bytes
+    return (most > 0 or status.is_final) and max(status.end, node.master_end) - end <= most

@@ -1,0 +1,110 @@
+"""What the coordinator holds: as it was written, and what is not ours."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from haservice.coordination.cluster import (
+    Cluster,
+    Leaseholder,
+    MemberState,
+    Settings,
+    Status,
+    decode,
+)
+from haservice.coordination.coordinator import Versioned
+from haservice.coordination.voters import Voters
+from haservice.replication.lineage.epochs import Mark
+from haservice.typed_json import encode
+
+numbers = st.integers(-1, 1 << 62)
+members = st.builds(
+    MemberState,
+    st.text(min_size=1),
+    st.text(),
+    st.builds(Mark, numbers, numbers),
+    *([numbers] * 4),
+    st.booleans(),
+    st.text(),
+)
+
+
+@given(
+    st.builds(Leaseholder, st.text(), numbers, st.text()),
+    st.builds(Status, st.text(), numbers, numbers, st.booleans(), st.booleans()),
+    st.builds(Settings, st.floats(1, 60), st.floats(0.1, 9), numbers, st.booleans(), st.booleans()),
+    st.builds(Voters, st.frozensets(st.text()), st.integers(0, 9), numbers),
+    st.lists(members, max_size=3, unique_by=lambda one: one.replica_id),
+)
+def test_everything_is_read_as_it_was_written(
+    master: Leaseholder, status: Status, settings: Settings, voters: Voters, some: list[MemberState]
+) -> None:
+    keys = {
+        "master": encode(master),
+        "epoch": encode(7),
+        "status": encode(status),
+        "settings": encode(settings),
+        "voters": encode(voters),
+        **{f"members/{one.replica_id}": encode(one) for one in some},
+    }
+    found = decode({key: Versioned(value, at) for at, (key, value) in enumerate(keys.items(), 1)})
+    assert (found.master, found.status, found.settings, found.voters, found.epoch) == (
+        *(master, status, settings, voters),
+        7,
+    )
+    assert found.members == {one.replica_id: one for one in some}
+    assert found.version("epoch") == 2
+
+
+def test_equal_values_have_equal_bytes() -> None:
+    assert encode(Voters(frozenset("dbca"), 1)) == b'{"ids":["a","b","c","d"],"needed":1,"floor":0}'
+
+
+def test_nothing_is_a_broker_name_that_nobody_used() -> None:
+    assert decode({}) == Cluster()
+    assert decode({}).is_new
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert decode({"settings": Versioned(b'{"ttl_s": 9, "colour": "red"}', 1)}).settings == Settings(ttl_s=9)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("master", b"broker-a", "JSON is malformed: invalid character (byte 0)"),
+        ("master", b"{}", "Object missing required field `replica_id`"),
+        (
+            "master",
+            b'{"replica_id": 1, "epoch": 2, "session": "s"}',
+            "Expected `str`, got `int` - at `$.replica_id`",
+        ),
+        ("master", b"[1]", "Expected `object`, got `array`"),
+        ("master", b'{"x":' + b"[" * 100_000, "maximum recursion depth exceeded"),
+        ("master", b'{"replica_id": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        ("epoch", b'"1"', "Expected `int`, got `str`"),
+        ("epoch", b"true", "Expected `int`, got `bool`"),
+        ("voters", b"7", "Expected `object`, got `int`"),
+        ("voters", b'{"ids": [], "needed": -1}', "Expected `int` >= 0 - at `$.needed`"),
+        (
+            "members/a",
+            b'{"replica_id": "a", "life": "l", "mark": 5}',
+            "Expected `array`, got `int` - at `$.mark`",
+        ),
+        (
+            "members/a",
+            b'{"replica_id": "a", "life": "l", "mark": [1, "x"]}',
+            "Expected `int`, got `str` - at `$.mark[1]`",
+        ),
+        ("settings", b'{"paused": 1}', "Expected `bool`, got `int` - at `$.paused`"),
+        ("settings", b'{"ttl_s": true}', "Expected `float`, got `bool` - at `$.ttl_s`"),
+    ],
+)
+def test_what_is_not_ours_is_refused_with_its_key(key: str, value: bytes, why: str) -> None:
+    said = f"key {key} is not what we write, is it another program's? {why}"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        decode({key: Versioned(value, 1)})

@@ -1,0 +1,509 @@
+"""The decision: one broker's facts in, what it does out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from haservice.coordination.candidate import next_epoch, why_not, why_restored
+from haservice.coordination.cluster import (
+    EPOCH,
+    MASTER,
+    REQUEST,
+    SETTINGS,
+    STATUS,
+    VOTERS,
+    Cluster,
+    Leaseholder,
+    MasterRequest,
+    MemberState,
+    Settings,
+    Status,
+    decode,
+)
+from haservice.coordination.coordinator import ABSENT, Transaction, Versioned
+from haservice.coordination.decision import (
+    AskPromises,
+    Block,
+    CountBy,
+    Decided,
+    Follow,
+    Promote,
+    Seal,
+    Serve,
+    decide,
+    give_back,
+)
+from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
+from haservice.coordination.voters import NEVER, Follower, Voters
+from haservice.replication.lineage.epochs import Mark
+
+SESSION = OwnSession("b.1/1", 100.0, 5.0)
+VERSIONS = {EPOCH: 7, VOTERS: 8, STATUS: 9, SETTINGS: 10}
+PAIR = Voters(frozenset("ab"), 1)
+ASYNC = Voters(frozenset("ab"), 0)
+
+
+def member(name: str, end: int = 50, *, sealed: int = 1000, epoch: int = 1000, **more: Any) -> MemberState:
+    return MemberState(name, f"{name}.1", Mark(epoch, end), epoch, max(epoch, sealed), epoch, sealed, **more)
+
+
+def cluster(
+    *others: MemberState,
+    voters: Voters = PAIR,
+    **more: Any,
+) -> Cluster:
+    """Master a of epoch 1000 is gone."""
+    found = Cluster(
+        epoch=1000,
+        voters=voters,
+        status=Status("a", 1000, 50),
+        members={one.replica_id: one for one in others},
+        versions=VERSIONS,
+    )
+    return replace(found, **more)
+
+
+def candidate(seen: Cluster, own: Own | None = None, **more: Any) -> LeaseFacts:
+    """Broker b, which followed a."""
+    return replace(LeaseFacts(102.0, own or Own(member("b")), seen, True, SESSION), **more)
+
+
+def master(
+    seen: Cluster | None = None, followers: Mapping[str, Follower] | None = None, **more: Any
+) -> LeaseFacts:
+    """Broker b is the master of epoch 2000, and a follows."""
+    lease = Leaseholder("b", 2000, SESSION.name)
+    found = seen or cluster()
+    found = replace(
+        found, master=lease, epoch=2000, status=Status("b", 2000, 50), versions={**VERSIONS, MASTER: 11}
+    )
+    follows = {"a": Follower(50)} if followers is None else followers
+    own = Own(member("b", epoch=2000), opened=2000, counts=found.voters, base=40, followers=follows)
+    return replace(LeaseFacts(102.0, own, found, True, SESSION), **more)
+
+
+def status_in(decision: Decided) -> Status:
+    status = decode({STATUS: Versioned(taken(decision).puts[STATUS], 1)}).status
+    assert status is not None
+    return status
+
+
+def taken(decision: Decided) -> Transaction:
+    assert decision.commit is not None, decision.why
+    return decision.commit
+
+
+# -- the lease --------------------------------------------------------------------------------------
+
+
+def test_a_master_serves_until_the_lease_that_it_asked_for_ends_and_a_margin_before_it() -> None:
+    (count, serve) = decide(master()).actions
+    assert (count, serve) == (CountBy(Voters(frozenset("ab"), 1)), Serve(2000, 100.0 + 5.0 - 0.5))
+
+
+def test_a_master_whose_renewal_was_not_answered_in_time_blocks() -> None:
+    actions = decide(master(now_s=104.5)).actions
+    assert actions[-1] == Block("its lease was not renewed in time")
+    unread = decide(master(now_s=104.5, is_fresh=False)).actions
+    assert unread[0] == Block("the coordinator cannot be reached")
+    assert decide(master(now_s=104.4, is_fresh=False)).actions[0] == Serve(2000, 104.5)
+
+
+def test_a_session_that_is_another_one_proves_no_lease() -> None:
+    other = replace(SESSION, name="b.1/2")
+    decision = decide(master(session=other))
+    assert decision.actions == (Block("a lease of this broker's earlier session has not ended yet"),)
+    assert taken(decision).deletes == {MASTER}
+
+
+def test_a_lease_that_an_earlier_process_of_ours_had_is_left_to_its_end() -> None:
+    facts = master(session=replace(SESSION, name="b.2/1"))
+    own = replace(facts.own, opened=-1, member=replace(facts.own.member, life="b.2"))
+    decision = decide(replace(facts, own=own))
+    assert (decision.actions, decision.commit) == ((), None)
+
+
+def test_who_has_the_lease_and_has_not_begun_its_epoch_begins_it() -> None:
+    facts = master()
+    decision = decide(replace(facts, own=replace(facts.own, opened=-1)))
+    assert decision.actions == (Block("its epoch begins"), Promote(2000, 104.5))
+
+
+def test_a_master_that_cannot_be_one_gives_the_lease_back() -> None:
+    facts = master()
+    own = replace(facts.own, opened=-1, member=replace(facts.own.member, unfit="its disk is full"))
+    decision = decide(replace(facts, own=own))
+    assert (decision.why, taken(decision).deletes) == ("its disk is full", {MASTER})
+
+
+def test_another_master_is_followed_and_a_deposed_one_blocks_first() -> None:
+    facts = candidate(cluster(master=Leaseholder("a", 1000, "a.1/1")))
+    assert decide(facts).actions == (Follow(facts.seen.master),)  # type: ignore[union-attr,arg-type]
+    deposed = decide(replace(facts, own=replace(facts.own, opened=0)))
+    assert [type(one) for one in deposed.actions] == [Block, Follow]
+    assert decide(replace(facts, own=replace(facts.own, follows=1000))).actions == ()
+
+
+# -- a switchover -----------------------------------------------------------------------------------
+
+
+def asked(facts: LeaseFacts, to: str = "a", **own: Any) -> LeaseFacts:
+    assert facts.seen is not None
+    seen = replace(facts.seen, request=MasterRequest(to), versions={**facts.seen.versions, REQUEST: 12})
+    return replace(facts, seen=seen, own=replace(facts.own, **own), requested_s=101.0)
+
+
+def test_a_master_that_is_to_hand_over_takes_nothing_and_gives_the_lease_once_the_slave_has_everything() -> (
+    None
+):
+    first = decide(asked(master()))
+    assert ([type(one) for one in first.actions], first.commit) == ([Block], None)
+    behind = asked(master(), is_held=True, followers={"a": Follower(49)})
+    assert decide(behind).commit is None
+    given = taken(decide(asked(master(), is_held=True)))
+    assert (given.deletes, given.bound) == ({MASTER}, {REQUEST})
+    assert given.expects.items() >= {MASTER: 11, REQUEST: 12}.items()
+    assert decode({STATUS: Versioned(given.puts[STATUS], 1)}).status == Status("b", 2000, 50, is_final=True)
+
+
+def test_a_switchover_to_nobody_or_for_too_long_is_dropped_and_the_master_goes_on() -> None:
+    for facts in (
+        asked(master(), "c"),
+        asked(master(), followers={}),
+        replace(asked(master(), is_held=True, followers={"a": Follower(49)}), requested_s=97.0),
+    ):
+        dropped = decide(facts)
+        assert (dropped.actions, taken(dropped).deletes) == ((), {REQUEST})
+
+
+def test_during_a_switchover_only_who_is_named_takes_the_lease_and_the_request_ends_with_that() -> None:
+    assert "a switchover to replica a" in why_not(asked(candidate(cluster()), "a"))
+    named = asked(candidate(cluster(settings=Settings(paused=True))), "b")
+    assert taken(decide(named)).deletes == {REQUEST}
+    late = replace(asked(candidate(cluster()), "a"), requested_s=97.0)
+    assert taken(decide(late)).deletes == {REQUEST}
+
+
+# -- a promotion ------------------------------------------------------------------------------------
+
+
+def test_a_promotion_expects_all_that_it_was_decided_from() -> None:
+    transaction = taken(decide(candidate(cluster())))
+    assert transaction.expects == {**VERSIONS, MASTER: ABSENT, REQUEST: ABSENT, "history/2000": ABSENT}
+    assert transaction.bound == {MASTER}
+    assert "history/2000" in transaction.puts
+    after = decode({key: Versioned(value, 1) for key, value in transaction.puts.items() if "/" not in key})
+    assert after.epoch == 2000
+    assert after.master is not None
+    assert (after.master.replica_id, after.master.epoch, after.master.session) == ("b", 2000, "b.1/1")
+
+
+def test_its_epoch_is_above_all_that_anybody_knows_of() -> None:
+    facts = candidate(cluster(member("a", epoch=1000)))
+    assert next_epoch(facts) == 2000
+    assert next_epoch(candidate(cluster(member("a", sealed=3001)))) == 4000
+
+
+def test_a_slave_seals_its_log_before_it_is_heard() -> None:
+    facts = candidate(cluster(), Own(member("b", sealed=-1), follows=1000))
+    decision = decide(facts)
+    assert decision.actions == (Seal(1000),)
+    assert decision.commit is None
+    assert "not sealed" in decision.why
+
+
+def three(*others: MemberState, needed: int = 1, **more: Any) -> LeaseFacts:
+    return candidate(cluster(*others, voters=Voters(frozenset("abc"), needed)), **more)
+
+
+def test_with_two_slaves_both_are_heard_or_one_alone_if_an_ok_took_both() -> None:
+    assert "2 voters that have no more than this one have to be heard, and 1 are" in why_not(three())
+    assert why_not(three(member("c"))) == ""
+    assert why_not(three(needed=2)) == ""
+
+
+def test_a_log_that_may_still_grow_is_not_heard() -> None:
+    assert "and 1 are" in why_not(three(member("c", sealed=0)))
+    assert "and 1 are" in why_not(three(replace(member("c"), is_whole=False)))
+
+
+def test_a_voter_with_more_stops_a_candidate() -> None:
+    assert "and 1 are" in why_not(three(member("c", end=51)))
+    assert "has more: up to 51" in why_not(three(member("c", end=51), needed=2))
+    assert why_not(three(replace(member("c", end=51), unfit="no disk"), needed=2)) == ""
+    assert why_not(three(member("c", end=99, epoch=0))) == "", "an older epoch's end does not count"
+
+
+def test_who_is_no_voter_takes_no_lease() -> None:
+    assert "no voter" in why_not(candidate(cluster(voters=Voters(frozenset("ac"), 1))))
+
+
+def test_the_last_master_may_go_on_without_hearing_anybody() -> None:
+    facts = three(member("c", end=10))
+    assert facts.seen is not None
+    assert why_not(replace(facts, seen=replace(facts.seen, status=Status("b", 1000, 60)))) == ""
+    lost = replace(facts.own, member=replace(facts.own.member, is_whole=False))
+    assert "went down" in why_not(replace(facts, own=lost))
+
+
+def test_another_process_of_our_replica_id_keeps_us_from_the_lease() -> None:
+    twin = replace(member("b"), life="b.0", broker_addr="10.0.0.9:10911")
+    assert "10.0.0.9:10911" in why_not(candidate(cluster(twin)))
+
+
+# -- voters -----------------------------------------------------------------------------------------
+
+
+def test_a_change_of_voters_counts_by_both_first_and_is_asked_for_then() -> None:
+    followers = {"a": Follower(50), "c": Follower(50)}
+    first = decide(master(followers=followers))
+    assert first.change == VotersChange(Voters(frozenset("abc"), 1), 8, is_asked=True)
+    assert first.actions[0] == CountBy(Voters(frozenset("ab"), 1)), "acks of c do not count yet"
+    assert taken(first).expects == {MASTER: 11, EPOCH: 7, VOTERS: 8}
+    gone = cluster(voters=Voters(frozenset("abc"), 1))
+    leaving = decide(master(gone, {"a": Follower(50)}))
+    assert leaving.actions[0] == CountBy(Voters(frozenset("ab"), 1))
+    assert leaving.commit is None, "acks of c still count, as far as the facts say"
+
+
+def test_a_change_that_was_asked_for_stays_until_the_key_has_another_version() -> None:
+    asked = VotersChange(Voters(frozenset("ab"), 1), 8, is_asked=True)
+    seen, back = cluster(voters=Voters(frozenset("abc"), 1)), {"a": Follower(50), "c": Follower(50)}
+    facts = master(seen, back, change=asked)
+    assert decide(facts).actions[0] == CountBy(Voters(frozenset("ab"), 1))
+    assert decide(replace(facts, change=replace(asked, version=5))).actions[0] == CountBy(
+        Voters(frozenset("abc"), 1)
+    )
+
+
+def test_no_ok_promises_more_than_what_the_voters_are_agreed_on() -> None:
+    """A broker that becomes a SYNC_MASTER answers no OK while its slave could be promoted with a loss."""
+    facts = master(cluster(voters=ASYNC), {"a": Follower(30)})
+    assert decide(facts).actions[0] == CountBy(replace(ASYNC, needed=NEVER))
+    more = master(cluster(voters=PAIR), {"a": Follower(50)})
+    more = replace(more, own=replace(more.own, needed=2))
+    assert decide(more).actions[0] == CountBy(Voters(frozenset("ab"), 2))
+
+
+# -- ASYNC_MASTER -----------------------------------------------------------------------------------
+
+
+def behind(lost: int, most: int, **more: Any) -> str:
+    settings = Settings(max_loss_bytes=most)
+    return why_not(
+        candidate(cluster(voters=ASYNC, settings=settings), Own(member("b", end=50 - lost), **more))
+    )
+
+
+def test_a_slave_of_an_async_master_may_lack_as_much_as_is_allowed_and_no_more() -> None:
+    assert behind(10, 10) == ""
+    assert (
+        behind(11, 10) == "it is 11 bytes behind the end that the last master told, and haMaxLossBytes is 10"
+    )
+    assert "61 bytes" in behind(10, 10, master_end=101), "it has heard of more than the coordinator was told"
+
+
+def test_with_no_loss_allowed_only_a_clean_end_is_trusted() -> None:
+    assert "may have had more" in behind(0, 0)
+    final = cluster(
+        voters=ASYNC, status=Status("a", 1000, 50, is_final=True), settings=Settings(max_loss_bytes=0)
+    )
+    assert why_not(candidate(final)) == ""
+
+
+def test_who_has_not_followed_the_last_master_lacks_nobody_knows_what() -> None:
+    own = Own(member("b", epoch=0, sealed=1000))
+    assert "has not followed" in why_not(candidate(cluster(voters=ASYNC), own))
+
+
+def test_an_async_master_without_a_coordinator_takes_no_more_than_may_be_lost() -> None:
+    """It told of 50 bytes and has 61; what all voters have needs not be told."""
+    seen = cluster(voters=Voters(frozenset("abc"), 0), settings=Settings(max_loss_bytes=10))
+
+    def first(*acks: int, is_fresh: bool = False) -> object:
+        facts = master(seen, dict(zip("ac", map(Follower, acks), strict=False)), is_fresh=is_fresh)
+        member_ = replace(facts.own.member, mark=Mark(2000, 61))
+        return decide(replace(facts, own=replace(facts.own, member=member_, needed=0))).actions[0]
+
+    serves = Serve(2000, 104.5)
+    assert first(61, 51) == serves
+    assert first(20, 20, is_fresh=True) == CountBy(seen.voters), "it tells"
+    why = "the coordinator cannot be reached: 11 bytes are neither told to it nor on all voters"
+    assert first(61, 50) == first(61) == first(30, 20) == Block(f"{why}, and haMaxLossBytes is 10")
+    seen = replace(seen, settings=Settings(max_loss_bytes=11))
+    assert first(61) == serves
+    seen = replace(seen, settings=Settings(max_loss_bytes=0))
+    assert first(61) == serves, "nobody takes over"
+
+
+def test_what_was_acknowledged_with_acks_is_not_lost_by_an_async_master() -> None:
+    voters = replace(ASYNC, floor=49)
+    assert "its log ends at 45" in why_not(candidate(cluster(voters=voters), Own(member("b", end=45))))
+    assert why_not(candidate(cluster(voters=voters), Own(member("b", end=49)))) == ""
+
+
+# -- failsafe, pause, backups -----------------------------------------------------------------------
+
+
+def test_without_a_coordinator_a_master_goes_on_while_every_voter_promises() -> None:
+    seen = cluster(voters=Voters(frozenset("abc"), 1))
+    late = master(seen, now_s=110.0, is_fresh=False)
+    both = replace(late, promises={"a": 109.0, "c": 108.0})
+    assert decide(both).actions == (
+        Serve(2000, 108.0 + 4.5),
+        AskPromises(frozenset("ac"), 2000, 5.0),
+    )
+    one = decide(replace(late, promises={"a": 109.0})).actions
+    assert one[0] == Block("the coordinator cannot be reached")
+    off = replace(both, seen=replace(both.seen, settings=Settings(failsafe=False)))  # type: ignore[type-var]
+    assert decide(off).actions == (Block("the coordinator cannot be reached"),)
+
+
+def test_a_slave_promises_its_own_master_if_it_reaches_no_coordinator_itself() -> None:
+    facts = candidate(cluster(), Own(member("b"), follows=1000), is_fresh=False)
+    assert may_promise(facts, 1000) == ""
+    assert may_promise(facts, 2000) != ""
+    assert may_promise(replace(facts, is_fresh=True), 1000) != ""
+
+
+def test_who_has_promised_takes_no_lease_meanwhile() -> None:
+    assert "for 3.0 s" in why_not(candidate(cluster(), promised_until_s=105.0))
+
+
+def test_a_slave_that_promised_its_master_does_not_leave_it_meanwhile() -> None:
+    """The lease is over, and the master may go on by the promise: what it takes is to be here, too."""
+    facts = candidate(cluster(), Own(member("b", sealed=-1), follows=1000), promised_until_s=103.0)
+    assert decide(facts).actions == ()
+    assert decide(replace(facts, now_s=103.0)).actions == (Seal(1000),)
+    goes_on = cluster(status=Status("a", 1000, 50, goes_on=True))
+    assert decide(replace(facts, now_s=103.0, seen=goes_on)).actions == ()
+    asked = replace(goes_on, request=MasterRequest("b", force=True), versions={**VERSIONS, REQUEST: 3})
+    assert decide(replace(facts, seen=asked)).actions == (Seal(1000),)
+    alone = replace(facts.own, follows=-1)
+    assert decide(replace(facts, own=alone)).actions == (Seal(1000),)
+
+
+def test_while_failover_is_paused_nobody_takes_the_lease_and_nobody_seals() -> None:
+    paused = cluster(settings=Settings(paused=True))
+    decision = decide(candidate(paused, Own(member("b", sealed=-1))))
+    assert (decision.commit, decision.actions) == (None, ())
+    assert "paused" in decision.why
+
+
+def test_a_master_goes_on_in_a_pause_only_once_the_coordinator_says_so() -> None:
+    facts = master(cluster(settings=Settings(paused=True)), now_s=200.0)
+    first = decide(facts)
+    assert isinstance(first.actions[-1], Block)
+    after = decode({STATUS: Versioned(taken(first).puts[STATUS], 1)})
+    assert after.status is not None
+    assert after.status.goes_on
+    told = replace(facts, seen=replace(facts.seen, status=after.status))  # type: ignore[type-var]
+    assert decide(told).actions[-1] == Serve(2000, math.inf)
+    resumed = replace(told, seen=replace(told.seen, settings=Settings()))  # type: ignore[type-var]
+    assert isinstance(decide(resumed).actions[-1], Block)
+
+
+def test_a_master_that_goes_on_writes_that_once_more_when_it_takes_the_lease() -> None:
+    """Until it hears that it has the lease, it serves without end."""
+    goes_on = Status("b", 2000, 50, goes_on=True)
+    seen = cluster(
+        epoch=2000,
+        status=goes_on,
+        settings=Settings(paused=True),
+        request=MasterRequest("b"),
+        versions={**VERSIONS, REQUEST: 3},
+    )
+    facts = replace(master(seen, now_s=200.0), seen=seen)
+    decision = decide(facts)
+    assert decision.actions == (Serve(2000, math.inf),)
+    assert status_in(decision) == replace(goes_on, epoch=3000)
+    resumed = replace(facts, seen=replace(seen, settings=Settings()))
+    assert isinstance(decide(resumed).actions[0], Block)
+    assert status_in(decide(resumed)) == Status("b", 3000, 50)
+
+
+def test_who_went_on_and_has_not_begun_its_epoch_goes_on_no_more_when_it_gives_the_lease_back() -> None:
+    facts = master(cluster(settings=Settings(paused=True)))
+    seen = replace(facts.seen, status=Status("b", 2000, 50, goes_on=True))  # type: ignore[type-var]
+    for unfit in ("", "its disk is full"):
+        own = Own(member("b", unfit=unfit), opened=1000)
+        facts = replace(facts, seen=seen, own=own)
+        back = taken(decide(facts)) if unfit else give_back(facts)
+        assert back is not None
+        assert back.deletes == {MASTER}
+        assert STATUS in back.expects
+        assert decode({STATUS: Versioned(back.puts[STATUS], 1)}).status == Status("b", 2000, 50)
+
+
+def test_what_a_master_has_asked_to_replace_is_believed_no_more() -> None:
+    """It read that the pause is over, and asked to say that it goes on no more; then failover is paused again."""
+    facts = master(cluster(settings=Settings(paused=True)), now_s=200.0)
+    goes_on = status_in(decide(facts))
+    facts = replace(facts, seen=replace(facts.seen, status=goes_on))  # type: ignore[type-var]
+    assert decide(facts).actions[-1] == Serve(2000, math.inf)
+    fell_back = replace(facts, fell_back=VERSIONS[STATUS])
+    decision = decide(fell_back)
+    assert isinstance(decision.actions[-1], Block)
+    assert status_in(decision) == goes_on, "once more, so that its version is a newer one"
+    versions = {**facts.seen.versions, STATUS: 11}  # type: ignore[union-attr]
+    newer = replace(fell_back, seen=replace(facts.seen, versions=versions))  # type: ignore[type-var]
+    assert decide(newer).actions[-1] == Serve(2000, math.inf)
+
+
+def test_who_may_go_on_without_a_lease_is_not_replaced_when_the_pause_is_over() -> None:
+    goes_on = cluster(status=Status("a", 1000, 50, goes_on=True))
+    assert "may go on without its lease" in why_not(candidate(goes_on))
+
+
+def test_a_restored_backup_is_refused_by_all_if_one_knows_more() -> None:
+    older = cluster(member("a"), epoch=0)
+    facts = candidate(older, Own(member("b", sealed=0, epoch=0)))
+    assert "replica a" in why_restored(facts)
+    decision = decide(facts)
+    assert isinstance(decision.actions[0], Block)
+    assert decision.commit is None
+    assert why_restored(candidate(cluster(member("a", epoch=1003)))) == "", "a restart within the term"
+
+
+def test_the_first_coordinator_takes_a_pair_over_and_an_emptied_one_does_not() -> None:
+    blank = Cluster(
+        settings=Settings(ttl_s=9.0), members={"a": replace(member("a", sealed=-1, epoch=1), joined=-1)}
+    )
+    own = Own(replace(member("b", sealed=-1, epoch=1), joined=-1), may_be_first=True, needed=1)
+    transaction = taken(decide(candidate(blank, own)))
+    found = decode({key: Versioned(transaction.puts[key], 1) for key in (VOTERS, SETTINGS)})
+    assert found.voters == Voters(frozenset("b"), 1)
+    assert found.settings == blank.settings, "those of its properties file, for all"
+    assert decide(candidate(blank, replace(own, may_be_first=False))).commit is None
+    emptied = replace(own, member=replace(own.member, joined=1000, knows=1000))
+    assert "emptied" in decide(candidate(blank, emptied)).why
+
+
+def test_a_clean_stop_leaves_the_true_end_and_no_lease() -> None:
+    transaction = give_back(master())
+    assert transaction is not None
+    assert transaction.deletes == {MASTER}
+    status = decode({STATUS: Versioned(transaction.puts[STATUS], 1)}).status
+    assert status == Status("b", 2000, 50, is_final=True)
+    assert give_back(candidate(cluster())) is None
+
+
+def test_a_master_that_became_a_sync_master_answers_no_ok_while_the_voters_are_an_async_masters() -> None:
+    """Not even with acks that satisfy the voters before and after the change: nobody counts by those after it yet."""
+    facts = master(cluster(voters=ASYNC))
+    for change in (None, VotersChange(PAIR, 8, is_asked=True)):
+        count = decide(replace(facts, change=change)).actions[0]
+        assert isinstance(count, CountBy)
+        assert count.voters.needed == NEVER
+
+
+def test_a_lease_that_may_be_given_back_opens_no_gate_until_the_coordinator_shows_another_status() -> None:
+    facts = replace(master(), gave_back=(2000, 9))
+    for one in (facts, replace(facts, is_fresh=False)):
+        assert not [action for action in decide(one).actions if isinstance(action, Serve)]
+    assert STATUS in taken(decide(facts)).puts
+    told = replace(facts, gave_back=(2000, 8))
+    assert [action for action in decide(told).actions if isinstance(action, Serve)]

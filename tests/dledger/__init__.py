@@ -1,0 +1,1 @@
+"""The decisions of a DLedger member, one part at a time."""

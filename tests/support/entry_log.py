@@ -1,0 +1,179 @@
+"""MemoryLog: a log of entries in memory, with a disk below it that a power cut takes back to an earlier state.
+
+What is changed is on the disk after sync(), in the order in which it was changed.  After power_cut() any first part
+of what was not synced is there.  Without `flushes` a log is to survive crashes of its process only, and is durable at
+once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from haservice.dledger.entry_log import EntryLogError, EntryLogFull, EntryMisplaced
+from haservice.dledger.messages import LedgerEntry
+
+# A file of the log; an entry that does not fit into the rest of one begins in the next.
+FILE_BYTES = 4096
+
+Change = tuple[str, int, LedgerEntry | None]
+
+
+def _never(*_: object) -> None:
+    pass
+
+
+class Entries:
+    """Entries that follow each other from `begin` on."""
+
+    def __init__(self) -> None:
+        self.begin = -1
+        self.list: list[LedgerEntry] = []
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.list) - 1 if self.list else -1
+
+    @property
+    def end_pos(self) -> int:
+        return self.list[-1].pos + self.list[-1].size if self.list else 0
+
+    def get(self, index: int) -> LedgerEntry | None:
+        return self.list[index - self.begin] if self.list and self.begin <= index <= self.end else None
+
+    def change(self, change: Change) -> None:
+        what, index, entry = change
+        if what == "cut":
+            del self.list[max(0, index - self.begin) :]
+        elif entry is not None:
+            if what == "begin":
+                self.list = []
+            if not self.list:
+                self.begin = entry.index
+            self.list.append(entry)
+        if not self.list:
+            self.begin = -1
+
+
+class MemoryLog:
+    """An EntryLog.  `on_append` and `on_cut` are told of every change."""
+
+    def __init__(self, *, flushes: bool = True) -> None:
+        self.flushes = flushes
+        self.now, self.disk = Entries(), Entries()
+        self.unsynced: list[Change] = []
+        self._durable = -1
+        self.is_full = self.has_failed = False
+        self.on_append: Callable[[LedgerEntry, LedgerEntry | None], None] = _never
+        """The entry, and the one before it."""
+        self.on_cut: Callable[[list[LedgerEntry]], None] = _never
+        """What is cut off."""
+
+    # -- an EntryLog --------------------------------------------------------------------------------
+
+    @property
+    def begin_index(self) -> int:
+        return self.now.begin
+
+    @property
+    def end_index(self) -> int:
+        return self.now.end
+
+    @property
+    def durable_index(self) -> int:
+        return self._durable if self.flushes else self.now.end
+
+    @property
+    def end_pos(self) -> int:
+        return self.now.end_pos
+
+    @property
+    def is_writable(self) -> bool:
+        return not (self.is_full or self.has_failed)
+
+    def term_at(self, index: int) -> int:
+        return -1 if index == -1 else self.read(index).term
+
+    def read(self, index: int) -> LedgerEntry:
+        entry = self.now.get(index)
+        assert entry is not None, f"entry {index} is not within {self.begin_index} … {self.end_index}"
+        return entry
+
+    def append_as_leader(self, term: int, bodies: Sequence[bytes]) -> list[LedgerEntry]:
+        self._check()
+        entries = []
+        for body in bodies:
+            entry = LedgerEntry.of(self.end_index + 1, term, 0, body)
+            entry = LedgerEntry.of(entry.index, term, self._place(entry), body)
+            self._append(entry)
+            entries.append(entry)
+        return entries
+
+    def append_as_follower(self, entry: LedgerEntry) -> None:
+        self._check()
+        assert entry.index == self.end_index + 1, f"{entry.index} behind {self.end_index}"
+        if entry.pos != self._place(entry):
+            raise EntryMisplaced(f"entry {entry.index} is at {entry.pos}, here {self._place(entry)} is next")
+        self._append(entry)
+
+    def truncate_from(self, index: int) -> None:
+        if self.has_failed:
+            raise EntryLogError("the disk has failed")
+        self.on_cut(self.now.list[index - self.now.begin :])
+        self._change(("cut", index, None))
+        self._durable = min(self._durable, index - 1)
+
+    def begin_at(self, entry: LedgerEntry) -> None:
+        self._check()
+        self.on_cut([one for one in self.now.list if one.index >= entry.index])
+        self._change(("begin", entry.index, entry))
+        self._durable = -1
+        self.on_append(entry, None)
+
+    def _check(self) -> None:
+        if self.has_failed:
+            raise EntryLogError("the disk has failed")
+        if self.is_full:
+            raise EntryLogFull("the disk is full")
+
+    def _place(self, entry: LedgerEntry) -> int:
+        end = self.end_pos
+        return end if end % FILE_BYTES + entry.size <= FILE_BYTES else -(-end // FILE_BYTES) * FILE_BYTES
+
+    def _append(self, entry: LedgerEntry) -> None:
+        before = self.now.list[-1] if self.now.list else None
+        self._change(("append", entry.index, entry))
+        self.on_append(entry, before)
+
+    def _change(self, change: Change) -> None:
+        self.now.change(change)
+        self.unsynced.append(change)
+
+    # -- the disk -----------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        for change in self.unsynced:
+            self.disk.change(change)
+        self.unsynced = []
+        self._durable = self.now.end
+
+    def power_cut(self, source: random.Random) -> None:
+        """Some of what was not synced is there, the rest never was."""
+        for change in self.unsynced[: source.randint(0, len(self.unsynced))]:
+            self.disk.change(change)
+        self.unsynced = []
+        self.now.begin, self.now.list = self.disk.begin, list(self.disk.list)
+        self._durable = self.now.end
+
+    def expire_before(self, index: int) -> None:
+        """Old entries go, from the disk too; never the last one."""
+        for entries in (self.now, self.disk):
+            if entries.begin < index <= entries.end:
+                del entries.list[: index - entries.begin]
+                entries.begin = index
+
+    def holds_durably(self, entry: LedgerEntry) -> bool:
+        """Or did: only what is committed and durable expires."""
+        entries = self.disk if self.flushes else self.now
+        found = entries.get(entry.index)
+        return entry.index < entries.begin if found is None else found.same_as(entry)
