@@ -33,6 +33,7 @@ from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration import config, examples
 from haservice.configuration.settings import NodeConfig
+from haservice.remoting.workers import end_without_hung_work
 from haservice.terminal.explain import of_store_path
 from haservice.terminal.options import CONTEXT, addresses_callback, version_option
 
@@ -108,6 +109,7 @@ def mqbroker(
                 BrokerNode(node_config, lease=lease, member=member),
                 lambda: logs.configure(logging_file),
             )
+        end_without_hung_work()
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:

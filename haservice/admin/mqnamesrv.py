@@ -19,6 +19,7 @@ from haservice.admin.daemons import (
 )
 from haservice.configuration import config, examples
 from haservice.nameserver.node import NameserverNode
+from haservice.remoting.workers import end_without_hung_work
 from haservice.terminal.options import CONTEXT, version_option
 
 
@@ -54,3 +55,4 @@ def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, loggi
         warn(node_config.warnings)
         allow_many_files()
         run(NameserverNode(node_config), lambda: logs.configure(logging_file))
+        end_without_hung_work()

@@ -1,7 +1,7 @@
 """The base of the clients for threads: it runs an asyncio client on a loop thread of its own.
 
 The thread is called `client-loop`.  An `async def` callback runs on the loop and must not block.  A plain
-function runs in a work thread (`client-work-N`) and may block.
+function runs in a work thread (`client-work_N`) and may block.
 """
 
 from __future__ import annotations

@@ -458,7 +458,6 @@ class Session:
         if self._work is None:
             self._open()
             self._work = WorkPool("client-work", self._work_threads)
-            self._work.start(self._loop)
         return cast(T, await self._work.submit(function, *args))
 
     def spawn(self, coroutine: Any) -> asyncio.Task[None]:

@@ -33,9 +33,6 @@ class Asker:
     def __init__(self, pool: WorkPool) -> None:
         self._pool = pool
 
-    def start(self) -> None:
-        self._pool.start(asyncio.get_running_loop())
-
     def stop(self, deadline: Deadline) -> bool:
         """Waits for running questions until the deadline.  May be called twice."""
         return self._pool.stop(deadline)

@@ -56,9 +56,6 @@ class Console:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        for one in (self.pages, self.doors, self._watching):
-            one.start()
-        self.changes.start()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def stop(self) -> None:

@@ -26,6 +26,7 @@ from haservice.errors import ConfigError
 from haservice.log_throttle import LogThrottle
 from haservice.printable import escaped
 from haservice.remoting.server import bind_port
+from haservice.remoting.workers import end_without_hung_work
 from haservice.terminal.output import shown_addr
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ def run(settings: ConsoleSettings, open_logs: Callable[[], None] = lambda: None)
     finally:
         listening.close()
     logger.info("stopped cleanly")
+    end_without_hung_work()
 
 
 def bind(settings: ConsoleSettings) -> socket.socket:

@@ -1,7 +1,7 @@
 """RemotingServer: one event loop for every client, code → processor.
 
     remoting-loop     accepts, reads, handles and writes for all connections of all listeners
-    remoting-work-N   run what may block (a cold read, an admin dump), handed over with `offload`
+    remoting-work_N   run what may block (a cold read, an admin dump), handed over with `offload`
 
 `start` returns when every port is bound, or raises an error that names the one that is not.  `stop` closes
 the listeners, lets pending answers go out, ends the connections, then the loop.
@@ -136,7 +136,6 @@ class RemotingServer:
         self._ports = [sock.getsockname()[1] for sock in sockets]
         self._loop = uvloop.new_event_loop()
         self._loop.set_exception_handler(self._complain)
-        self._pool.start(self._loop)
         self._service.start()
         asyncio.run_coroutine_threadsafe(self._listen(sockets), self._loop).result()
 

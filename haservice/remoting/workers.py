@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
+import logging
+import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
-from haservice.service import Service
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -25,83 +27,70 @@ class Offload(Protocol):
     def __call__(self, function: Callable[..., T], /, *args: Any) -> asyncio.Future[T]: ...
 
 
-_Job = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
-
-
 class WorkPool:
-    """Threads `NAME-1` to `NAME-N`.  Jobs come from the loop's thread and their results go back there.
+    """A ThreadPoolExecutor with threads `NAME_0` to `NAME_N` that refuses jobs at once when too many wait.
 
-    A ThreadPoolExecutor behind a semaphore could refuse at once, too, but its shutdown has no deadline, and Python
-    joins its threads when the process ends, so that one job that hangs keeps the process.
+    Python waits for these threads when the process ends; a daemon does so without one that hangs
+    (`end_without_hung_work`).
     """
 
-    def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(waiting_max)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._services = [Service(f"{name}-{number}", self) for number in range(1, threads + 1)]
+    hung: ClassVar[set[str]] = set()
+    """Names of pools that were stopped while a job ran on."""
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        for service in self._services:
-            service.start()
+    def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
+        self._name = name
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._jobs: set[Future[Any]] = set()
+        self._jobs_max = threads + waiting_max
 
     def submit(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """A future of `function(*args)`; raises RequestError(SYSTEM_BUSY) when too many jobs wait."""
-        assert self._loop is not None, "the pool has not been started"
-        future: asyncio.Future[T] = self._loop.create_future()
-        try:
-            self._jobs.put_nowait((future, function, args))
-        except queue.Full:
+        """A future of `function(*args)`, on the running loop; raises RequestError(SYSTEM_BUSY) when too many
+        jobs wait.
+        """
+        if len(self._jobs) >= self._jobs_max:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while"
-            ) from None
+            )
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        job = self._executor.submit(function, *args)
+        self._jobs.add(job)
+        job.add_done_callback(lambda job: self._hand_over(job, loop, future))
         return future
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends the threads: drops waiting jobs, and waits for running ones until the deadline."""
-        for service in self._services:
-            service.request_stop()
-        stopped = [service.stop(deadline) for service in self._services]
-        return all(stopped)
+        """Drops waiting jobs and ends the threads; may be called twice.  False if a job runs on at the deadline."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if wait(set(self._jobs), deadline.remaining).not_done:
+            WorkPool.hung.add(self._name)
+            return False
+        WorkPool.hung.discard(self._name)
+        self._executor.shutdown(wait=True)  # all threads are idle, and end at once
+        return True
 
-    def run(self, stop: threading.Event) -> None:
-        while True:
-            job = self._jobs.get()
-            if stop.is_set():
-                return
-            if job is not None:
-                self._do(*job)
-
-    def wake(self) -> None:
-        """Adds an empty job, which wakes one thread; each thread is woken when it is asked to stop."""
-        while True:
-            try:
-                self._jobs.put_nowait(None)
-                return
-            except queue.Full:
-                try:
-                    self._jobs.get_nowait()
-                except queue.Empty:
-                    continue
-
-    def _do(self, future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        result: Any = None
-        error: Exception | None = None
+    def _hand_over(self, job: Future[T], loop: asyncio.AbstractEventLoop, future: asyncio.Future[T]) -> None:
+        """In a work thread, or in that of `stop`."""
+        self._jobs.discard(job)
         try:
-            result = function(*args)
-        except Exception as raised:
-            error = raised
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(_deliver, future, result, error)
+            loop.call_soon_threadsafe(_deliver, job, future)
         except RuntimeError:  # the loop ended first, and all who waited with it
             return
 
 
-def _deliver(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _deliver(job: Future[T], future: asyncio.Future[T]) -> None:
     if future.done():
         return
-    if error is not None:
+    if job.cancelled():
+        future.cancel()
+    elif error := job.exception():
         future.set_exception(error)
     else:
-        future.set_result(result)
+        future.set_result(job.result())
+
+
+def end_without_hung_work() -> None:
+    """Ends the process with exit code 1 if work in it hangs; the last that a daemon does."""
+    if WorkPool.hung:
+        logger.error("the process ends, although work in it hangs pools=%s", ",".join(sorted(WorkPool.hung)))
+        logging.shutdown()
+        os._exit(1)

@@ -145,4 +145,4 @@ def test_the_reading_of_pages_is_off_the_loop(
     topics_of(client, node)
     ask(client, node, RequestCode.GET_GROUPS_OVERVIEW)
     assert threads
-    assert all(name.startswith("remoting-work-") for name in threads), threads
+    assert all(name.startswith("remoting-work_") for name in threads), threads

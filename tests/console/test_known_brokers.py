@@ -79,7 +79,6 @@ def test_a_pair_that_died_while_nobody_looked_is_seen(monkeypatch: pytest.Monkey
 
     async def watched(namesrv: list[str], admin: MQAdmin) -> None:
         asker, known = Asker(WorkPool("watch", 1, 4)), KnownBrokers()
-        asker.start()
         first, second = (PairWatch(admin, namesrv, asker, CheckLimits(), known) for _ in range(2))
         assert [one.broker.addr for one in (await first.latest()).of("broker-x")] == [dead]
         while first.running:

@@ -8,6 +8,8 @@ import os
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from itertools import count, filterfalse, islice
 from pathlib import Path
@@ -175,25 +177,68 @@ def test_later_answers_come_in_the_order_they_are_ready(
 
 
 def test_what_may_block_runs_in_a_work_thread(peer: Peer) -> None:
-    assert peer.ask(OFFLOADED).ext["thread"].startswith("remoting-work-")
+    assert peer.ask(OFFLOADED).ext["thread"].startswith("remoting-work_")
 
 
 def test_too_much_blocking_work_is_refused(server: RemotingServer) -> None:
     release = threading.Event()
     pool = workers_module.WorkPool("remoting-work", 1, waiting_max=2)
-    pool.start(server.loop)
 
     def fill() -> list[asyncio.Future[bool]]:
         return [pool.submit(release.wait, PATIENCE_S) for _ in range(2)]
 
     futures = on_loop(server, fill)
-    wait_until(lambda: pool._jobs.qsize() == 1)
     futures += [on_loop(server, pool.submit, release.wait, PATIENCE_S)]
     with pytest.raises(RequestError, match="OVERLOAD"):
         on_loop(server, pool.submit, release.wait, 0)
     release.set()
     wait_until(lambda: all(future.done() for future in futures))
     assert pool.stop(Deadline(PATIENCE_S))
+
+
+def test_work_that_waits_is_dropped_at_the_end_and_work_that_hangs_does_not_hold_it_up(
+    server: RemotingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    release, begun = threading.Event(), threading.Event()
+    pool = workers_module.WorkPool("remoting-work", 1)
+
+    def hang() -> bool:
+        begun.set()
+        return release.wait(PATIENCE_S)
+
+    running = on_loop(server, pool.submit, hang)
+    waiting = on_loop(server, pool.submit, release.wait, PATIENCE_S)
+    assert begun.wait(PATIENCE_S)
+    assert not pool.stop(Deadline(0.0))
+    wait_until(waiting.cancelled)
+    assert not running.done()
+    server.stop(Deadline(PATIENCE_S))
+    release.set()
+    assert pool.stop(Deadline(PATIENCE_S))
+    assert caplog.text == ""
+
+
+def test_a_process_ends_without_a_work_thread_that_hangs() -> None:
+    """Python alone would wait for it."""
+    code = (
+        "import logging, threading\n"
+        "from haservice.deadline import Deadline\n"
+        "from haservice.remoting.loop_thread import LoopThread\n"
+        "from haservice.remoting.workers import WorkPool, end_without_hung_work\n"
+        "async def submit():\n"
+        "    pool.submit(threading.Event().wait)\n"
+        "logging.basicConfig()\n"
+        "pool, loop = WorkPool('work', 1), LoopThread('loop')\n"
+        "end_without_hung_work()\n"
+        "loop.call(submit())\n"
+        "print(loop.close(Deadline(5.0)), pool.stop(Deadline(0.0)))\n"
+        "end_without_hung_work()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-uc", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (1, "True False\n")
+    assert "the process ends, although work in it hangs pools=work" in ended.stderr
 
 
 def test_a_request_of_ours_may_go_before_the_answer(peer: Peer) -> None:

@@ -176,7 +176,6 @@ class AsyncPushConsumer:
         if isinstance(self._offsets, LocalOffsets):
             await self._offsets.load()
         await self._member.check_subscriptions()
-        self._handler.start()
         self._consumption.start()
         self._answers.register()
         await self.session.add_consumer(self.group, self._member.data)
@@ -360,7 +359,7 @@ class AsyncPushConsumer:
 class PushConsumer(BlockingFace[AsyncPushConsumer]):
     """AsyncPushConsumer for threads.
 
-    Its loop runs in the thread `client-loop`; plain callbacks run in the threads `consume-N`, coroutine
+    Its loop runs in the thread `client-loop`; plain callbacks run in the threads `consume_N`, coroutine
     functions on the loop.
     """
 

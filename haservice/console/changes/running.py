@@ -6,7 +6,6 @@ on when the visitor leaves.  The last ones stay to be read; those that were refu
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
@@ -80,9 +79,6 @@ class RunningChanges:
         self._settings = settings
         self._pool = pool
         self._changes: dict[str, RoleChange] = {}
-
-    def start(self) -> None:
-        self._pool.start(asyncio.get_running_loop())
 
     def begin(self, asked: ChangeAsked, agreed: str, account: Credentials | None, peer: str) -> RoleChange:
         """Begins what was agreed to.  Raises ChangeUnderWay."""

@@ -48,4 +48,4 @@ def test_an_example_runs_and_says_what_it_should(
     exec(compile(example, str(PAGE), "exec"), example_globals)
     assert said
     more = [thread for thread in threading.enumerate() if thread not in before]
-    assert not [thread for thread in more if thread.name.startswith(("client-", "consume-"))]
+    assert not [thread for thread in more if thread.name.startswith(("client-", "consume_"))]

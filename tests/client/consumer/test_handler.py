@@ -27,7 +27,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
 
         options = {"takes_lists": False, "threads": 2, "timeout_s": PATIENCE_S, **kw}
         handler: Handler[Any] = Handler(callback if request.param == "thread" else on_loop, **options)
-        handler.start()
         made.append(handler)
         return handler
 
@@ -101,7 +100,6 @@ def test_a_thread_that_takes_too_long_is_given_up_and_begins_nothing_else() -> N
 
     async def main() -> list[ConsumeOutcome[int]]:
         handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=0.05)
-        handler.start()
         try:
             return await handler.call([[1], [2], [3]])
         finally:

@@ -94,10 +94,6 @@ class Handler(Generic[M]):
         self._pool = None if self.on_loop else WorkPool("consume", threads)
         self._callers: set[asyncio.Task[Any] | threading.Thread] = set()  # those that are in the callback
 
-    def start(self) -> None:
-        if self._pool is not None:
-            self._pool.start(asyncio.get_running_loop())
-
     @property
     def calls_now(self) -> bool:
         """Whether the caller is the callback.  For any thread."""
