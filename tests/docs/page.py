@@ -8,6 +8,7 @@ them nothing but other marks.  It holds for the whole block, or for the lines th
     <!-- not run: REASON -->                 takes what a test does not have
     <!-- only parsed: REASON -->             takes too long: run with --help, a test with --collect-only
     <!-- exit code: 2 -->                    the page says that the command fails
+    <!-- needs: PROGRAM -->                  left out where that program is not installed
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from dataclasses import dataclass, field
 COMMANDS = ("sh", "console")
 # What a page has blocks of, and no command is in them.  The first three are read by machines.
 KINDS = (*COMMANDS, "python", "properties", "yaml", "ini", "json", "text")
-MARKS = ("run", "not run", "only parsed", "exit code")
+MARKS = ("run", "not run", "only parsed", "exit code", "needs")
 _FENCE = re.compile(r"^( *)```(.*)$")
-_MARK = re.compile(r"^ *<!-- (run|not run|only parsed|exit code)(?:, `([^`]+)`)?: (.+) -->$")
+_MARK = re.compile(r"^ *<!-- (run|not run|only parsed|exit code|needs)(?:, `([^`]+)`)?: (.+) -->$")
 _OURS = re.compile(r"^\s*(\$ |scripts/\w|mq(admin|broker|namesrv|pipeline|shutdown|console)( |$))", re.M)
 
 

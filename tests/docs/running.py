@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from tests.docs.machine import Died, Machine
@@ -55,6 +56,10 @@ class Session:
         self.left_out: list[str] = []
 
     def block(self, block: Block) -> None:
+        for program in block.marked("needs", ""):
+            if shutil.which(program) is None:
+                self.left_out.append(f"{block.place}: not run: there is no {program} here")
+                return
         for shell in block.marked("run", ""):
             self._given(block, shell)
         if block.kind == "python":

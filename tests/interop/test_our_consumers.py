@@ -253,8 +253,9 @@ def test_an_ordered_group_of_both_keeps_each_queues_order(
         other.close()
         wait_until(lambda: ids(ours.assignment(), topic) == list(range(QUEUES)), "it has all again", SHARED_S)
         send(producer, topic, range(240, 280))
-        wait_until(lambda: len(seen.messages) + len(other_had) >= 280, "all have come", SHARED_S)
-        assert sorted(seen.numbers + other_had) == list(range(280))
+        wait_until(lambda: {*seen.numbers, *other_had} == set(range(280)), "all have come", SHARED_S)
+        # A stock member that leaves gives its queues free before it commits: what it had may come again.
+        assert len(seen.numbers) == len(set(seen.numbers))
 
 
 # Again, and at last not
