@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 # These show that a file has changed: path, inode, size, time of change.
-Look = tuple[tuple[str, int, int, int], ...]
+FileStates = tuple[tuple[str, int, int, int], ...]
 
 
 class WatchedFiles:
@@ -20,10 +20,10 @@ class WatchedFiles:
     def __init__(self, paths: Callable[[], Iterable[Path]]) -> None:
         """`paths` may raise OSError; the files that it gives need not be there."""
         self._paths = paths
-        self._taken: Look | None = None
-        self._seen: Look | None = None
+        self._taken: FileStates | None = None
+        self._seen: FileStates | None = None
 
-    def look(self) -> Look:
+    def look(self) -> FileStates:
         """The present state of all files that can be looked at."""
         found = []
         for path in self._paths():
@@ -34,13 +34,13 @@ class WatchedFiles:
             found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(found)
 
-    def changed(self) -> Look | None:
+    def changed(self) -> FileStates | None:
         """Looks once.  The files, if they are not those taken last and are unchanged since the last look."""
         look = self.look()
         settled, self._seen = look == self._seen, look
         return look if settled and look != self._taken else None
 
-    def taken(self, look: Look) -> None:
+    def taken(self, look: FileStates) -> None:
         """The files of `look` were read and are in use."""
         self._taken = self._seen = look
 

@@ -8,6 +8,8 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -21,20 +23,48 @@ from tests.support.left_open import (
     watch_files,
 )
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler.protocol import Scheduling
+
 # Files that take longest, the longest first: begun last, one alone would hold up the end of a run.
 LONGEST = [
-    "tests/chaos/test_processes.py", "tests/docs/test_pages.py", "tests/chaos/test_simulator.py",
+    "tests/docs/test_pipeline_page.py", "tests/pipeline/test_archive.py", "tests/chaos/test_processes.py",
+    "tests/docs/test_pages.py", "tests/pipeline/test_audit_replicas.py", "tests/chaos/test_simulator.py",
     "tests/chaos/test_bank.py", "tests/interop/test_moving.py", "tests/interop/test_soak.py",
     "tests/cluster/test_upgrade.py", "tests/test_house.py", "tests/test_distribution.py",
 ]  # fmt: skip
+PIPELINE = [
+    f"tests/pipeline/{path.name}" for path in sorted(Path(__file__).parent.glob("pipeline/test_*.py"))
+]
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        file = item.nodeid.partition("::")[0]
+        file = file_of(item.nodeid)
         return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """A file's tests stay in one process, and those of the pipeline in two: Spark's Java is quick when it is warm."""
+    from xdist.scheduler import LoadFileScheduling  # only here: it may not be installed
+
+    if config.getoption("dist") != "loadfile":
+        return None
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = file_of(nodeid)
+            return f"pipeline {PIPELINE.index(file) % 2}" if file in PIPELINE else file
+
+    return Together(config, log)
 
 
 def pytest_configure() -> None:

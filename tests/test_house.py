@@ -525,8 +525,6 @@ def test_what_the_glossary_names_is_there() -> None:
 PROSE = ("README.md", "CHANGELOG.md", "docs", "conf", "commitlog", "haservice", "tests", "scripts")
 SUFFIXES = {".md", ".py", ".pyx", ".pxd", ".h", ".c", ".sh", ".properties", ""}
 LINE_MAX = 120
-# Their tables may be wider: one is generated from the code, the other has a row of figures for each run.
-WIDE_TABLES = ("docs/configuration.md", "docs/performance.md")
 # A row of a table as a command prints it, in a fenced block: columns are two blanks apart.
 PRINTED_ROW = re.compile(r"\S {2,}\S.* {2,}\S.* {2,}\S")
 PRAGMA = re.compile(r"  # (type: ignore|noqa|pragma).*$")
@@ -552,8 +550,6 @@ def test_no_line_is_wider_than_a_page() -> None:
             if path.suffix == ".md":
                 fenced ^= text.lstrip().startswith("```")
                 if fenced and PRINTED_ROW.search(text):
-                    continue
-                if name in WIDE_TABLES and text.startswith("|"):
                     continue
             if len(PRAGMA.sub("", text)) > LINE_MAX:
                 wide.append(f"{name}:{line}: {len(text)} characters")

@@ -48,7 +48,7 @@ NOWHERE = (1 << 63) - 1
 _SECTOR_BYTES = 512
 
 
-class Walk(NamedTuple):
+class RecordScan(NamedTuple):
     """How far scan_records() came, and why it ended there.
 
     `position`: place in the view behind the last whole record.  `last`: place of that record, -1 if none.
@@ -74,7 +74,7 @@ def scan_records(
     crc: bool = True,
     torn_from_ms: int | None = None,
     torn_from: int = 0,
-) -> Walk:
+) -> RecordScan:
     """Goes over whole records from `position`, which is `offset` in the log, `room` before its segment's end.
 
     No CRC covers topic and properties.  So with `torn_from_ms`, a record stored since then that ends behind
@@ -95,19 +95,19 @@ def scan_records(
             head = parse_head(view, position, room_end - position)
             if head is None:
                 size = record_size(view, position) if len(view) - position >= BLANK_BYTES else None
-                return Walk(position, last, count, None, size or BLANK_BYTES, 0)
+                return RecordScan(position, last, count, None, size or BLANK_BYTES, 0)
             if head.magic == BLANK_MAGIC:
                 if head.size != room_end - position:
                     reason = f"blank of {head.size} bytes, left are {room_end - position}"
-                    return Walk(position, last, count, reason, 0, 0)
-                return Walk(position, last, count, None, 0, head.size)
+                    return RecordScan(position, last, count, reason, 0, 0)
+                return RecordScan(position, last, count, None, 0, head.size)
             if head.physical_offset != position + shift:
                 raise CorruptRecord(position, f"says that it belongs at {head.physical_offset}")
             check(view, position, crc)
             if torn_from_ms is not None and head.store_timestamp_ms >= torn_from_ms:
                 _check_torn(view, position, head, torn_from, segment_start)
         except CorruptRecord as error:
-            return Walk(position, last, count, error.reason, 0, 0)
+            return RecordScan(position, last, count, error.reason, 0, 0)
         position, count, last = position + head.size, count + 1, position
 
 

@@ -25,7 +25,7 @@ from haservice.configuration.security_settings import AclConfig, NameserverAclCo
 from haservice.configuration.yaml_document import YamlDocument, yaml_text
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
-from haservice.watched_files import Look, WatchedFiles
+from haservice.watched_files import FileStates, WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class AclFiles:
                 raise OSError(f"more than {FILES_MAX} files in {directory}")
         return [*sorted(path for path in paths if path != self.main), self.main]
 
-    def _load(self, look: Look) -> None:
+    def _load(self, look: FileStates) -> None:
         found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
         blank = [path for path, one in found.items() if one.blank]
         for path in blank:

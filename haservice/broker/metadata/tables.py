@@ -3,7 +3,7 @@
     topics.json   consumerOffset.json   subscriptionGroup.json   delayOffset.json   consumerFilter.json
     topics.journal: what a large topics.json does not say yet
 
-Names and contents are RocketMQ's; beside the second is a journal of ours (`offsets.journal`).  A slave has
+Names and contents are RocketMQ's; beside the second is a journal of ours (`consumerOffset.journal`).  A slave has
 its master's tables, except the filters of its own consumers.
 """
 

@@ -1,6 +1,6 @@
 """The transaction check: the thread that asks producers about half messages, on masters only.
 
-Every transactionCheckInterval the thread makes one round of its `Walk` over the half queue, by the rules of
+Every transactionCheckInterval the thread makes one round of its `CheckRound` over the half queue, by the rules of
 transactions/check_round.py.  It carries out the walk's decisions: it appends copies, and hands questions to the
 loop, which knows the producers' connections.
 
@@ -334,7 +334,7 @@ def load_ends(store: Store, ends: Ends) -> None:
 
 
 class _Halves:
-    """The half queue as a Walk reads it."""
+    """The half queue as a CheckRound reads it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -365,7 +365,7 @@ class _Halves:
 
 
 class _Ops:
-    """The op queue as a Walk reads it; there is none before the first end."""
+    """The op queue as a CheckRound reads it; there is none before the first end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Walk: when a half message is asked about again, or discarded.  Pure: queues, clock and memory are parameters.
+"""CheckRound: when a half message is asked about again, or discarded.  Pure: queues, clock and memory are parameters.
 
     frontier      the half queue is walked up to here
     open          messages behind the frontier that are open, in place; they are in memory

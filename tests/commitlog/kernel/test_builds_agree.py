@@ -16,7 +16,7 @@ from commitlog.errors import CorruptRecord
 from commitlog.kernel import native
 from commitlog.kernel.layout import BLANK, BLANK_MAGIC
 from commitlog.kernel.records import check, encode, encode_host, stamp
-from commitlog.kernel.scan import NOWHERE, Walk, scan_records
+from commitlog.kernel.scan import NOWHERE, RecordScan, scan_records
 from tests.chaos.fuzz_builds import both, odd_log, reference
 from tests.support.messages import STORE_MS, message
 
@@ -35,7 +35,7 @@ def log_of(bodies: Sequence[bytes], hosts: Sequence[int], start: int) -> bytearr
     return out
 
 
-def by_both(*words: object, **how: object) -> Walk:
+def by_both(*words: object, **how: object) -> RecordScan:
     found = scan_records(*words, **how)  # type: ignore[arg-type]
     with reference():
         assert scan_records(*words, **how) == found  # type: ignore[arg-type]

@@ -99,10 +99,10 @@ def _commits(size: int, second: int) -> Iterator[RemotingCommand]:
 
 
 def _await_copy(store: Path, size: int) -> None:
-    """Until the slave has written all of them."""
-    file = store / "config" / "consumerOffset.json"
+    """Until the slave has written all of them, to the file or, if that was there without them, to its journal."""
+    files = [store / "config" / name for name in ("consumerOffset.json", "consumerOffset.journal")]
     deadline = time.monotonic() + COPIED_SECONDS
-    while not file.exists() or file.stat().st_size < size * 40:
+    while sum(file.stat().st_size for file in files if file.exists()) < size * 40:
         if time.monotonic() > deadline:
             raise HAServiceError(f"the slave had no copy of {size} offsets after {COPIED_SECONDS} s")
         time.sleep(0.1)
