@@ -59,7 +59,7 @@ def copied(stage: Stage, sizes: Sequence[int]) -> Iterator[Point]:
             begun = time.perf_counter()
             _await_copy(pair.store("broker-a-s"), size)
             first = time.perf_counter() - begun
-            time.sleep(IDLE_SECONDS / 2)
+            time.sleep(IDLE_SECONDS)  # it looks at the whole table once more, 10 s after the first copy
             with Watch(master.pid) as masters, Watch(slave.pid) as slaves:
                 time.sleep(IDLE_SECONDS)
             with SteadySender(pair.master_addr) as sender, Watch(master.pid, sender=sender) as beside:
