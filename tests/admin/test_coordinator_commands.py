@@ -48,7 +48,7 @@ from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 from tests.admin.asking import Serve, body, run
 from tests.admin.fakes import A, B, C, Fake, Names, dead
-from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, zookeeper
+from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, opened, zookeeper
 from tests.support.waiting import wait_until
 
 names = itertools.count(1)
@@ -86,7 +86,7 @@ class Keyed:
 
     def _connected(self) -> Coordinator:
         made = coordinator_at(place_of(self.url), self.cluster, "broker-a", Keys())
-        wait_until(lambda: made.open_session(TTL_S) > 0, "a session")
+        wait_until(lambda: opened(made, TTL_S), "a session")
         return made
 
     def pair(self, **more: Any) -> Keyed:

@@ -24,20 +24,12 @@ from haservice.coordination.coordinator import (
 )
 from haservice.coordination.zookeeper import ZooKeeperCoordinator
 from haservice.devtools.relay import Relay
-from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, zookeeper
+from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, opened, zookeeper
 from tests.support.memory_coordinator import MemoryCoordinator, MemoryServer
 from tests.support.waiting import wait_until
 
 TTL_S = 3.0
 names = itertools.count(1)
-
-
-def opened(coordinator: Coordinator, ttl_s: float) -> bool:
-    """A server that was just started, on a busy machine, may be late: whoever asks asks again, as a broker does."""
-    try:
-        return coordinator.open_session(ttl_s) > 0
-    except CoordinatorError:
-        return False
 
 
 class Kind:

@@ -32,7 +32,7 @@ from haservice.coordination.rounds import WATCHED, Rounds, drive
 from haservice.coordination.voters import Follower, Voters
 from haservice.devtools.relay import Relay
 from haservice.replication.lineage.epochs import Mark
-from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, zookeeper
+from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, opened, zookeeper
 from tests.support.waiting import wait_until
 
 TTL_S = 2.0
@@ -289,7 +289,7 @@ def test_an_outage_of_etcd_stops_no_pair_that_promises(etcd_group: Group, etcd_s
 def test_a_broker_that_finds_keys_of_another_program_says_so_and_takes_nothing(etcd_group: Group) -> None:
     a = etcd_group.make("a", may_be_first=True)
     client = a.coordinator
-    client.open_session(5.0)
+    wait_until(lambda: opened(client, 5.0), "a session")
     assert client.commit(Transaction({"epoch": 0}, {"epoch": b"not ours"}))
     a.start()
     until(lambda: "another program's" in a.rounds.why, a)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from haservice.coordination.coordinator import Coordinator, CoordinatorError
 from haservice.devtools.pair import free_port_block
 from tests.support.certificates import certificates, signed
 from tests.support.quick_java import QUICK_JAVA
@@ -83,6 +84,14 @@ class Server:
     def thaw(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+
+def opened(coordinator: Coordinator, ttl_s: float) -> bool:
+    """A server that was just started, on a busy machine, may be late: whoever asks asks again, as a broker does."""
+    try:
+        return coordinator.open_session(ttl_s) > 0
+    except CoordinatorError:
+        return False
 
 
 @contextmanager
