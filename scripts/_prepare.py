@@ -31,6 +31,9 @@ EXTRAS = {
     "part": ("[test]", ["part", "console", "etcd", "run"]),
     "test": ("[test,spark]", ["test", "part", "spark", "console", "etcd", "run"]),
 }
+# How long it takes on two cores, most of it pip's.
+_MINUTE, _WITH_SPARK = "about a minute", "a few minutes, for it gets Spark, which is 400 MB"
+LASTS = {name: _WITH_SPARK if name in ("spark", "test") else _MINUTE for name in EXTRAS}
 
 
 def main(root: Path, extra: str, wanted: str) -> int:
@@ -38,12 +41,16 @@ def main(root: Path, extra: str, wanted: str) -> int:
     stamp = venv / f".prepared-{extra}"
     # The clone's own directory is the lock: it is always there, and leaves no file behind.
     lock = os.open(root, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another command, which prepares {venv} …", file=sys.stderr, flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     native_wants = venv / ".native-wants"
     pointless = not native_wants.exists() or missing_for_native()
     if stamp.exists() and stamp.read_text().strip() == wanted and pointless and works(venv):
         return 0
-    print(f"preparing {venv} …", file=sys.stderr, flush=True)
+    print(f"preparing {venv}, once: {LASTS[extra]} …", file=sys.stderr, flush=True)
     if not make(venv, moved=not belongs_here(venv)):
         return 1
     modules = native_modules(root)

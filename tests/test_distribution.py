@@ -134,7 +134,8 @@ def test_it_installs_from_a_directory_of_files_and_its_commands_run(wheel: Path,
     where = run(sys.executable, "-c", "import haservice; print(haservice.__file__)", cwd=tmp_path, env=env)
     assert Path(where.strip()).is_relative_to(target)
     shared = {path.name for path in (target / "share" / "haservice").rglob("*") if path.is_file()}
-    assert shared == {"logging.yml", "mqbroker@.service", "mqnamesrv.service"}
+    boards = {path.name for path in (ROOT / "conf" / "observability").iterdir()}
+    assert shared == {"logging.yml", "mqbroker@.service", "mqnamesrv.service"} | boards
     for command, words in {"mqbroker": ("--example", "master"), "mqnamesrv": ("--example",)}.items():
         text = run(target / "bin" / command, *words, cwd=tmp_path, env=env)
         assert "listenPort=" in text

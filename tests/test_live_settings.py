@@ -209,5 +209,11 @@ def test_a_file_that_a_start_would_refuse_is_not_taken(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a whole number"):
         live.reread()
     path.unlink()
-    assert live.reread().path is None
+    with pytest.raises(ConfigError, match=f"{path}: cannot be read: No such file"):
+        live.reread()
     assert live.config is before
+
+
+def test_a_file_that_was_never_there_says_nothing(tmp_path: Path) -> None:
+    config = broker(tmp_path / "broker.properties").config
+    assert LiveSettings(config, path=tmp_path / "none").reread().path is None

@@ -7,6 +7,7 @@ become one line and exit code 1.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ class Commands(click.Group):
         if cmd_name not in MODULES:
             return super().get_command(ctx, cmd_name)
         return commands_of(MODULES[cmd_name])[cmd_name]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args[0] not in names and (near := difflib.get_close_matches(args[0], names, 1)):
+            ctx.fail(f"there is no command {args[0]!r}: did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, modules in SECTIONS.items():

@@ -26,6 +26,8 @@ from typing import NamedTuple
 from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.printable import escaped
 
+NOBODY_HAS_IT = ": no broker that has it is registered; mqadmin updateTopic makes one"
+
 
 class ClientError(HAServiceError):
     """Root of the client library's errors."""
@@ -76,7 +78,7 @@ class TopicUnknown(RouteUnknown, AnswerError):
     def __init__(self, topic: str, answer: AnswerError) -> None:
         AnswerError.__init__(self, answer.addr, answer.code, answer.remark, answer.request)
         self.topic = topic
-        self.reason = f"is unknown to nameserver {answer.addr}; mqadmin updateTopic makes one"
+        self.reason = f"is unknown to nameserver {answer.addr}{NOBODY_HAS_IT}"
         self.args = (f"topic {escaped(topic)} {self.reason}",)
 
 

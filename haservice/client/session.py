@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from commitlog.log.log import wall_clock_ms
-from haservice.client.errors import ClientClosed, RouteUnknown
+from haservice.client.errors import NOBODY_HAS_IT, ClientClosed, RouteUnknown
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.options import ClientOptions
 from haservice.client.routes import TEMPLATE_TOPIC, ClientRoutes, TopicRoute
@@ -286,7 +286,7 @@ class Session:
                 raise
             reason = f"is unknown to nameserver {';'.join(self.nameservers)}"
             if self.routes.get(topic) is None:
-                reason += "; mqadmin updateTopic makes one"
+                reason += NOBODY_HAS_IT
             raise RouteUnknown(topic, reason) from None
         return TopicRoute.of(topic, TopicRouteData.decode(answer.body), template=template)
 

@@ -87,6 +87,7 @@ class LiveSettings(Generic[C]):
         # The number of changes so far.
         self.changes = 0
         self._path = path.resolve() if path is not None else None
+        self._is_stored = self._path is not None and self._path.exists()
         self._keys = {key.name: key for key, _ in keys_of(*_classes(config))}
         self._forbidden = rocketmq_keys.BY_HAND.union(black_list)
         self._open_to_all = open_to_all
@@ -179,7 +180,7 @@ class LiveSettings(Generic[C]):
     def _of_file(self) -> NodeConfig | NameserverConfig | None:
         """The configuration of a start now; None without a file."""
         path = self._path
-        if path is None or not path.exists():
+        if path is None or (not self._is_stored and not path.exists()):
             return None
         with self._lock:
             of_file = parse(read_text(path), str(path))
@@ -231,6 +232,7 @@ class LiveSettings(Generic[C]):
             if len(content) > FILE_BYTES_MAX:
                 raise ConfigError(str(path), 0, "", f"would have more than {FILE_BYTES_MAX} bytes")
             replace_file(path, content)
+            self._is_stored = True
         except OSError as error:
             raise ConfigError(str(path), 0, "", f"cannot be written: {error.strerror or error}") from None
         return path

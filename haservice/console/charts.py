@@ -54,11 +54,13 @@ def chart(
     shown: Callable[[float], str],
     unit: float = 1.0,
     ended: str = "",
+    looked_s: float = 0.0,
 ) -> Chart:
     """Lines over the last `span_s` seconds before `until_s`; `shown` gives a value with its unit.
 
-    The axis ends at 2, 4, 10, 20 … times `unit`, or times 1024 of them.  A line that ended more than GAP_S ago has no
-    newest value: it is unknown, or `-` if it is the line `ended`, which shall not go on.
+    The axis ends at 2, 4, 10, 20 … times `unit`, or times 1024 of them.  A line that ended before the last look at
+    `looked_s`, or more than GAP_S ago, has no newest value: it is unknown, or `-` if it is the line `ended`,
+    which shall not go on.
     """
     from_s = until_s - span_s
     kept = {name: [(at, value) for at, value in points if at >= from_s] for name, points in series.items()}
@@ -76,7 +78,7 @@ def chart(
             at % COLOURS,
             [" ".join(place(*point) for point in piece) for piece in _pieces(points)],
             shown(points[-1][1])
-            if points and until_s - points[-1][0] <= GAP_S
+            if points and points[-1][0] >= max(looked_s, until_s - GAP_S)
             else "-"
             if name == ended
             else "unknown",

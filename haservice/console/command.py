@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from haservice import __version__
+
 EXTRA = ("jinja2", "markupsafe", "starlette", "uvicorn")
 
 
@@ -14,5 +16,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in EXTRA:
             raise
+        if sys.argv[1:] == ["--version"]:
+            print(f"haservice {__version__}")
+            return
         sys.exit(f"mqconsole needs {error.name}: pip install 'haservice[console]'")
     cli.mqconsole()

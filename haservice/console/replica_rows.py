@@ -123,21 +123,21 @@ def charts_of(samples: Sequence[PairSample], until_s: float) -> list[Chart]:
     sends = {"sends": [(one.at_s, one.sends) for one in samples if one.sends is not None]}
     master = shown_addr(samples[-1].master) if samples and samples[-1].master else ""  # a slave before
 
+    looked_s = samples[-1].at_s if samples else 0.0
+
+    def shown_lag(value: float) -> str:
+        return human_bytes(round(value))
+
     def shown_link(value: float) -> str:
         return f"{human_bytes(round(value))}/s"
 
+    def shown_sends(value: float) -> str:
+        return f"{value:,.0f}/s"
+
     return [
-        chart(
-            "Lag of each slave",
-            lag,
-            until_s,
-            SPAN_S,
-            lambda value: human_bytes(round(value)),
-            1024,
-            ended=master,
-        ),
-        chart("Sends", sends, until_s, SPAN_S, lambda value: f"{value:,.0f}/s"),
-        chart("Link to each slave", link, until_s, SPAN_S, shown_link, 1024, ended=master),
+        chart("Lag of each slave", lag, until_s, SPAN_S, shown_lag, 1024, master, looked_s),
+        chart("Sends", sends, until_s, SPAN_S, shown_sends, looked_s=looked_s),
+        chart("Link to each slave", link, until_s, SPAN_S, shown_link, 1024, master, looked_s),
     ]
 
 

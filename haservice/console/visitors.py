@@ -22,7 +22,7 @@ from haservice.errors import HAServiceError
 
 ACCOUNTS_MAX = 32
 # Without a session, the connections stay so long: a page may be under way.
-LINGER_S = 60.0
+LINGER_S = 600.0
 
 
 class TooManyVisitors(HAServiceError):

@@ -99,7 +99,7 @@ class Jobs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
-            ctx.fail(f"there is no job {args[0]!r}; {_meant(args[0], names)}")
+            ctx.fail(f"there is no job {args[0]!r}: {_meant(args[0], names)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -117,7 +117,7 @@ def _meant(name: str, known: Collection[str]) -> str:
     """The nearest of the known names, if there is one near, and all of them."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}?  " if near else ""
-    return f"{hint}Those are {', '.join(known)}"
+    return f"{hint}there are {', '.join(known)}"
 
 
 def words_of(error: BaseException) -> str:
@@ -268,7 +268,7 @@ def read_job(file: Path) -> dict[str, Any]:
         if key not in FILE_KEYS:
             raise refuse(str(key), f"no key of a job file; those are {', '.join(FILE_KEYS)}")
     if found["job"] not in JOBS:
-        raise refuse("job", f"there is no job {found['job']!r}; {_meant(found['job'], JOBS)}")
+        raise refuse("job", f"there is no job {found['job']!r}: {_meant(found['job'], JOBS)}")
     for key, kind, words in (
         ("arguments", list, "a list, such as [/data/broker-a]"),
         ("options", dict, "a mapping of option to value, such as topic: Orders"),
@@ -306,7 +306,7 @@ def _option(name: str, value: Any, known: Mapping[str, click.Option]) -> list[st
     """An option as on a command line.  Raises ValueError."""
     one = known.get(name)
     if one is None:
-        raise ValueError(f"no option of this job; {_meant(name, known)}")
+        raise ValueError(f"no option of this job: {_meant(name, known)}")
     if one.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"is a flag: true or false, not {value!r}")

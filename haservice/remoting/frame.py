@@ -47,6 +47,7 @@ _FOREIGN = {
     b"HEAD": "an HTTP request",
     b"PUT ": "an HTTP request",
     b"OPTI": "an HTTP request",
+    b"HTTP": "the answer of an HTTP server",
     b"SSH-": "an SSH client",
 }
 

@@ -146,7 +146,7 @@ def test_a_transaction_is_seen_once_it_is_committed(options: ClientOptions, admi
         assert (found.msg_id, found.tags) == (done.sent.msg_id, "TagA")
         with pytest.raises(MessageIllegal, match="no delay_level"):
             producer.send_in_transaction(Message("Done", b"x", delay_level=1), "COMMIT")
-    assert {name.rpartition("-")[0] for name in listener.threads} == {"client-work"}
+    assert {name.rpartition("_")[0] for name in listener.threads} == {"client-work"}
 
 
 def test_what_the_producer_does_not_know_the_broker_asks_for(options: ClientOptions, admin: Admin) -> None:

@@ -63,6 +63,8 @@ def test_what_a_stock_broker_does_not_tell_is_unknown() -> None:
 def test_a_line_has_a_gap_where_nobody_looked_and_ends_with_its_last_value() -> None:
     points = [(100.0, 1.0), (102.0, 2.0), (150.0, 4.0), (152.0, 8.0), (10.0, 99.0)]
     made = chart("Sends", {"sends": sorted(points)}, 160.0, 100.0, lambda value: f"{value:g}/s")
+    missing = chart("Sends", {"sends": points[:4]}, 160.0, 100.0, str, looked_s=154.0)
+    assert [line.last for line in missing.lines] == ["unknown"]  # the last look did not find it
     (line,) = made.lines
     assert [piece.count(",") for piece in line.paths] == [2, 2]  # and nothing of what is too old
     assert line.last == "8/s"

@@ -304,7 +304,7 @@ def test_a_job_of_a_file_gives_its_own_exit_code(
         ("{job: archive", "job.yaml:1: "),
         (
             "{job: archive, options: {topik: x}}",
-            "job.yaml: options: topik: no option of this job; did you mean topic?",
+            "job.yaml: options: topik: no option of this job: did you mean topic?",
         ),
         ("{job: archive, options: {compact: 'yes'}}", "job.yaml: options: compact: is a flag: true or false"),
         ("{job: archive, options: {topic: true}}", "job.yaml: options: topic: takes a text or a number"),

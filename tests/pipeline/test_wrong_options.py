@@ -127,7 +127,7 @@ def job(spark: SparkSession, places: Path, monkeypatch: pytest.MonkeyPatch) -> C
         ("archive HERE/store s3a://bucket/x", 3, "s3a://bucket/x: this Spark has no client for s3a://"),
         ("replay s3a://bucket/x -t Orders --dry-run", 3, "s3a://bucket/x: this Spark has no client for s3a"),
         ("archive HERE/store HERE/torn", 3, "commits/0000000000.json: is no commit of an archive"),
-        ("archiv HERE/store HERE/new", 2, "there is no job 'archiv'; did you mean archive?"),
+        ("archiv HERE/store HERE/new", 2, "there is no job 'archiv': did you mean archive?"),
         ("audit-replicas HERE/garbage", 3, "HERE/garbage: there is no record to compare"),
         ("audit-replicas HERE/garbage HERE/again", 3, "there is no record to compare"),
         ("audit-replicas --prefix HERE/store HERE/garbage", 3, "there is no record to compare"),

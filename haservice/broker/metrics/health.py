@@ -71,7 +71,7 @@ def in_sync(facts: HealthFacts) -> HealthVerdict:
         if found.ok and behind >= facts.near_bytes:
             return HealthVerdict(False, f"{behind} bytes behind, haSlaveFallbehindMax is {facts.near_bytes}")
         return found
-    said = f"{status.in_sync_slaves} slaves in sync, {facts.needed} needed"
+    said = f"slaves in sync: {status.in_sync_slaves}, needed: {facts.needed}"
     lacks = [f"{one.broker_addr or one.addr}: {one.reason}" for one in status.slaves if not one.in_sync]
     lacks += [f"{one.addr}: gone, {one.reason}" for one in status.absent]
     ok = status.in_sync_slaves >= facts.needed

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from haservice.errors import RequestError
+from haservice.printable import escaped
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -106,7 +107,11 @@ class LineageProcessor:
 
         def change(connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
             header = kind.decode(request.ext)
-            logger.warning("role change asked for peer=%s what=%s", connection.peer, header)
+            asked = " ".join(f"{name}={escaped(value)}" for name, value in header.encode().items())
+            logger.info(
+                "role change asked for peer=%s kind=%s %s",
+                *(connection.peer, kind.__name__.removesuffix("Header"), asked),
+            )
             return self._offload(self._changed, request, header)
 
         return change
