@@ -278,6 +278,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ):
         load_broker("~nosuchuser/b.properties")
     large = tmp_path / "large.properties"
+    binary = tmp_path / "b.bin"
+    binary.write_bytes(b"# ours\n\x7fELF\0\0\0")
+    with pytest.raises(ConfigError, match=re.escape(f"{binary}:2: a NUL byte: not a configuration file")):
+        load_broker(binary)
     large.write_bytes(b"#" * (config.FILE_BYTES_MAX + 1))
     with pytest.raises(ConfigError, match="not a configuration file"):
         load_nameserver(large)

@@ -339,6 +339,9 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(str(path), 0, "", f"cannot be read: {error.strerror or error}") from None
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(str(path), 0, "", f"larger than {FILE_BYTES_MAX} bytes: not a configuration file")
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise ConfigError(str(path), line, "", "a NUL byte: not a configuration file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
