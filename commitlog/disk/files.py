@@ -107,6 +107,10 @@ class Files(Protocol):
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> None: ...
 
+    def own_fd(self, fd: int) -> int | None:
+        """The system's descriptor, for native code that writes to the file by itself.  None if every write has to
+        come through here, or there is no native code."""
+
     def pwrite_all(self, writes: list[Write]) -> None:
         """Makes the writes, to many files, in order.  Raises NotAllWritten at the first that fails.
 
@@ -270,6 +274,9 @@ class OSFiles:
             if written != size:
                 self._write_rest(fd, memoryview(b"".join(some))[written:], offset + written)
             offset += size
+
+    def own_fd(self, fd: int) -> int | None:
+        return fd if native.core is not None else None
 
     def pwrite_all(self, writes: list[Write]) -> None:
         if native.core is None:

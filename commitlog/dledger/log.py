@@ -33,7 +33,7 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_ROLLBACK,
 )
 from commitlog.kernel.records import NewMessage, encode, encode_batch, stamp
-from commitlog.log.log import Appended, BatchAppended, CommitLog, EncodedRun
+from commitlog.log.log import Appended, Arrivals, BatchAppended, CommitLog, EncodedRun
 from commitlog.log.segment import Segment
 from commitlog.log.writable_log import wall_clock_ms
 from commitlog.options import LogOptions
@@ -227,6 +227,9 @@ class MajorityLog(CommitLog):
         holder: str | None = None,
         queue_ends: Mapping[tuple[str, int], int] | None = None,
     ) -> int:
+        return _not_here()
+
+    def append_arrivals(self, arrivals: Arrivals, whole: int) -> int:
         return _not_here()
 
     def truncate(self, offset: int) -> None:

@@ -11,7 +11,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrno
 from cpython.tuple cimport PyTuple_Check, PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.errno cimport EAGAIN, EIO, EOPNOTSUPP
+from libc.errno cimport EAGAIN, EIO, ENODATA, EOPNOTSUPP
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -31,6 +31,21 @@ cdef extern from "core/frames.h" nogil:
         HS_FRAME_HEADER_BYTES
     size_t hs_frames(const uint8_t*, size_t, int64_t, uint32_t, uint64_t, hs_piece*, size_t, size_t*, uint64_t*)
     ssize_t hs_send_frame(int, int64_t, const uint8_t*, uint32_t)
+    int hs_send_frames(int, int, int64_t, int64_t, uint64_t, uint32_t, int64_t*)
+
+cdef extern from "core/arrivals.h" nogil:
+    ctypedef struct hs_arrivals:
+        int socket, file
+        int64_t start, whole, end
+        uint64_t room
+        uint8_t *buffer
+        size_t size, parsed, left, filled
+        uint32_t frame_most
+        size_t piece, most
+        int64_t most_ns
+        size_t received
+        uint64_t failed
+    int hs_arrivals_take(hs_arrivals*)
 
 cdef extern from "core/index.h" nogil:
     size_t hs_index_enter(const uint8_t*, size_t, int32_t, int32_t*, uint32_t, int64_t, int64_t*, int64_t*, int32_t*)
@@ -291,6 +306,51 @@ def send_frame(int fd, int64_t offset, body):
     finally:
         PyBuffer_Release(&buffer)
     return sent
+
+
+def send_frames(int socket, int file, int64_t at, int64_t offset, uint64_t size, uint32_t most):
+    """Sends `size` bytes of a file from `at` on, which are at `offset` of a log, as frames of at most `most` bytes.
+    Waits for room as long as the socket does.  Raises OSError, also if the file ends before."""
+    cdef int error
+    cdef int64_t reached
+    if not most:
+        raise ValueError("a frame of no bytes is a heartbeat")
+    with nogil:
+        error = hs_send_frames(socket, file, at, offset, size, most, &reached)
+    if error == ENODATA:
+        raise OSError(f"segment ended within the transfer of {min(size, most)} bytes at {reached}")
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
+def take_arrivals(
+    int socket, int file, int64_t start, int64_t whole, int64_t end, uint64_t room,
+    space, Py_ssize_t parsed, Py_ssize_t left, Py_ssize_t filled,
+    uint32_t frame_most, Py_ssize_t piece, Py_ssize_t most, int64_t most_ns,
+):
+    """Writes the whole, ordinary records with sound bodies among frames in `space` to a file of a log, and goes on
+    with what `socket` has without waiting; core/arrivals.h says what each number is.
+
+    Returns (parsed, left, filled, end of the log then, bytes received, errno of a write that failed or 0, how many
+    bytes from the end on that write was for).
+    """
+    cdef hs_arrivals a
+    cdef Py_buffer buffer
+    cdef int error
+    if min(parsed, left, filled, piece, most) < 0:
+        raise ValueError("places and sizes are not negative")
+    PyObject_GetBuffer(space, &buffer, PyBUF_WRITABLE)
+    try:
+        a.socket, a.file = socket, file
+        a.start, a.whole, a.end, a.room = start, whole, end, room
+        a.buffer, a.size = <uint8_t*>buffer.buf, buffer.len
+        a.parsed, a.left, a.filled = parsed, left, filled
+        a.frame_most, a.piece, a.most, a.most_ns = frame_most, piece, most, most_ns
+        with nogil:
+            error = hs_arrivals_take(&a)
+    finally:
+        PyBuffer_Release(&buffer)
+    return a.parsed, a.left, a.filled, a.end, a.received, error, a.failed
 
 
 def scan(view, Py_ssize_t position, int64_t offset, Py_ssize_t end, bint crc, int64_t torn_from):

@@ -5,6 +5,7 @@ Its base classes: readable_log.py reads; writable_log.py keeps the log's end and
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -82,6 +83,17 @@ class EncodedRun(Protocol):
 
     def written(self, queue_offsets: dict[tuple[str, int], int]) -> None:
         """The stamped records are in the log: moves the queues' next offsets."""
+
+
+class Arrivals(Protocol):
+    """Bytes of the master that are checked and written natively, while more of them come."""
+
+    def write(self, fd: int, start: int, whole: int, end: int, room: int) -> tuple[int, int, int]:
+        """Writes whole, sound records to the file that begins at `start` in the log, at most `room` bytes from
+        `end` on.  The log's last whole record ends at `whole`.
+
+        Returns the log's end then; and of a write behind it that failed the errno, else 0, and its size.
+        """
 
 
 class CommitLog(WritableLog):
@@ -355,6 +367,30 @@ class CommitLog(WritableLog):
             if queue_ends:
                 self.queue_offsets.update(queue_ends)
         self._appended(offset, end, buffers)
+        return end
+
+    def append_arrivals(self, arrivals: Arrivals, whole: int) -> int:
+        """Has the master's bytes that continue the log written as far as they are whole, sound records; returns
+        the new end.  The log's last whole record ends at `whole`.
+
+        What is in the way, a full segment for example, is left to append_replica(), which comes next with the
+        same bytes.  Raises LogNotWritable for a failed write, with nothing appended.
+        """
+        failed = None
+        with self._lock:
+            segment, begin = self._segment, self.end
+            fd = self._files.own_fd(self._fd)
+            refused = self._closed_reason is not None or not self._replica or self._dirty_end
+            if fd is None or segment is None or refused or begin == self._segment_end:
+                return begin
+            end, code, size = arrivals.write(fd, segment.start, whole, begin, self._segment_end - begin)
+            if code:
+                failed = self._write_failed(OSError(code, os.strerror(code)), end, size)
+            self.end = end
+        if end != begin:
+            self._appended(begin, end)
+        elif failed is not None:
+            raise failed
         return end
 
     def append_pulled(

@@ -20,11 +20,13 @@ from pathlib import Path
 from commitlog.errors import CorruptRecord
 from commitlog.kernel import native
 from commitlog.kernel.dispatching import AnyLanes, lanes
-from commitlog.kernel.layout import AT, MAGICS_BYTES, SYS_FLAG_LOW_AT, offsets
-from commitlog.kernel.records import body_crc, encode, parse_head, stamp
+from commitlog.kernel.layout import AT, MAGICS_BYTES
+from commitlog.kernel.records import encode, parse_head, stamp
 from commitlog.kernel.scan import NOWHERE, scan_records
 from haservice.broker.send import native as broker_native
 from tests.chaos.fuzz import Target
+from tests.chaos.fuzz_arrivals import arrival_seeds, arrivals
+from tests.chaos.fuzz_logs import mended, odd_log
 from tests.chaos.fuzz_wire import log_bytes
 from tests.support.messages import STORE_HOST, STORE_MS, message
 from tests.support.send_frames import odd, plain
@@ -80,7 +82,7 @@ def _scan(data: bytes) -> tuple[object, object]:
     offset = _OFFSETS[what >> 1 & 7]
     position = begin % (len(log) + 1) if begin & 1 else 0
     if mend & 3:
-        _mend(log, position, offset, crc=bool(mend & 1))
+        mended(log, position, offset, crc=bool(mend & 1))
     left = len(log) - position
     walked = scan_records(
         _SHAPES[(what >> 4) % 3](log),
@@ -96,27 +98,6 @@ def _scan(data: bytes) -> tuple[object, object]:
     return (min(walked.records, 9), why, walked.blank > 0, walked.needed > 8, what & 1, torn_ms & 3), walked
 
 
-def _mend(log: bytearray, position: int, offset: int, *, crc: bool) -> None:
-    """Has each record say the place that it is at and the CRC of what lies there, as far as sizes lead, so that
-    a scan comes to other numbers than these."""
-    at = position
-    while at + AT["body"] <= len(log):
-        size = int.from_bytes(log[at : at + 4], "big")
-        if size < AT["body"] or log[at + 4 : at + 8] not in MAGICS_BYTES:
-            return
-        place = offset + at - position
-        if place <= NOWHERE:
-            place_at = at + AT["physical_offset"]
-            log[place_at : place_at + 8] = place.to_bytes(8, "big")
-        where = offsets(log[at + SYS_FLAG_LOW_AT] & 0x30)
-        body_at = at + where["body"]
-        body_end = body_at + int.from_bytes(log[body_at - 4 : body_at], "big")
-        if crc and body_end <= min(len(log), at + size):
-            crc_at = at + AT["body_crc"]
-            log[crc_at : crc_at + 4] = body_crc(log[body_at:body_end]).to_bytes(4, "big")
-        at += size
-
-
 def _scan_seeds() -> list[bytes]:
     log = log_bytes(8, 1 << 16)
     torn = log[:-20] + bytes(20)
@@ -130,29 +111,6 @@ def _scan_seeds() -> list[bytes]:
     )
     logs = (log, log_bytes(14), torn, log[:700], odd_log())
     return [option + some for option in options for some in logs]
-
-
-def odd_log() -> bytes:
-    """Records that an encoder of ours would not make: long topics, and zeros in properties, within sectors and at
-    their ends."""
-    out = bytearray()
-    for topic_bytes, properties in (
-        (127, b"k\1v"),
-        (5, b"a" * 300 + b"\0" * 300 + b"a" * 300),
-        (5, b"k\1v\0\0"),
-        (5, b"k\1\0v"),
-        (128, b""),
-        (200, b"k\1v"),
-    ):
-        record = encode(message(b"body", topic="T"), STORE_HOST)
-        topic_at = AT["body"] + len(b"body")
-        record[topic_at:] = (
-            bytes((topic_bytes,)) + b"T" * topic_bytes + len(properties).to_bytes(2, "big") + properties
-        )
-        record[:4] = len(record).to_bytes(4, "big")
-        stamp(record, 0, len(out), STORE_MS + 5)
-        out += record
-    return bytes(out)
 
 
 # -- CRC -------------------------------------------------------------------------------------------
@@ -190,7 +148,7 @@ def _dispatch(data: bytes) -> tuple[object, object]:
     log = bytearray(data[_DISPATCH_OPTION_BYTES:])
     offset = _DISPATCH_OFFSETS[indexed >> 2 & 3]
     if mend & 1:
-        _mend(log, 0, offset, crc=False)
+        mended(log, 0, offset, crc=False)
     indexed_to = (0, offset, offset + len(log) // 2, NOWHERE)[indexed & 3]
     known, at, came = lanes(), 0, list[object]()
     for stop in range(_STOPS_MAX):
@@ -287,6 +245,7 @@ _DISPATCH_TOKENS = (*_TOKENS, b"TAGS\1", b"KEYS\1", b"UNIQ_KEY\1", b"\2", b" ")
 _PAIRS = [
     Target("builds_scan", both(_scan), _scan_seeds, tokens=_TOKENS, weight=1.0),
     Target("builds_dispatch", both(_dispatch), _dispatch_seeds, tokens=_DISPATCH_TOKENS, weight=1.0),
+    Target("builds_arrivals", both(arrivals), arrival_seeds, tokens=_TOKENS, weight=1.0),
     Target("builds_crc32", _crc32, _crc_seeds, weight=0.3),
 ]
 _SENDS = Target("builds_send", _send, _send_seeds, tokens=_SEND_TOKENS, weight=1.0)

@@ -93,7 +93,7 @@ def _transfers(data: bytes) -> object:
     if len(data) < 2:
         return None
     end, pieces, stream = ENDS[data[0] % len(ENDS)], sliced(data[2:], data[1]), data[2:]
-    expected, expected_end, lies = _plain_transfers(stream, end)
+    expected, expected_end, lies = plain_transfers(stream, end)
     reader = _READER
     reader.reset()
     got = bytearray()
@@ -127,7 +127,7 @@ def _transfers(data: bytes) -> object:
     return refused, len(got) > 0, min(end // SEGMENT_BYTES, 9), min(len(stream) // HEADER_BYTES, 5)
 
 
-def _plain_transfers(stream: bytes, end: int) -> tuple[bytes, int, bool]:
+def plain_transfers(stream: bytes, end: int) -> tuple[bytes, int, bool]:
     """What an honest reader takes: the bytes, where the log ends then, and whether a frame is refused."""
     taken = bytearray()
     at = 0
@@ -376,7 +376,7 @@ def _checks(data: bytes) -> object:
         return None
     stream = data[2:]
     outcomes = []
-    for pieces in (_at_segments([stream]), _at_segments(sliced(stream, data[1]))):
+    for pieces in (at_segments([stream]), at_segments(sliced(stream, data[1]))):
         checker = RecordCheck(SEGMENT_BYTES)
         refused = None
         at = 0
@@ -396,7 +396,7 @@ def _checks(data: bytes) -> object:
     return refused is None, min(whole, 9000) // 500, None if refused is None else refused[-24:]
 
 
-def _at_segments(pieces: Sequence[bytes]) -> list[bytes]:
+def at_segments(pieces: Sequence[bytes]) -> list[bytes]:
     """No piece crosses a segment's end, as no frame does."""
     out = []
     at = 0

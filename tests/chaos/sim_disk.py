@@ -282,6 +282,9 @@ class SimFiles:
     ) -> bytes | None:
         return gather_each(self.pread, fd, base, units, waits)
 
+    def own_fd(self, fd: int) -> int | None:
+        return None
+
     def pwrite_all(self, writes: list[Write]) -> None:
         pwrite_each(self.pwrite, writes)
 

@@ -45,7 +45,14 @@ from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.session import REFUSED, SlaveSession
 from haservice.replication.slave.states import State
 from haservice.replication.wire.greeting import GreetingAnswer, GreetingOutcome, MasterGreeting, SlaveGreeting
-from haservice.replication.wire.protocol import TRANSFER_HEADER, MasterState, ReportReader, Run
+from haservice.replication.wire.protocol import (
+    TRANSFER_HEADER,
+    MasterState,
+    ReportReader,
+    Run,
+    TransferReader,
+)
+from haservice.replication.wire.transport import send_each_frame
 from tests.chaos.sim_link import CONNECT_S, Connection
 
 if TYPE_CHECKING:
@@ -108,6 +115,9 @@ class MasterTransport:
         data = self._node.files.pread(fd, count, position)
         self._connection.send(self._node.name, data)
         return len(data)
+
+    def send_frames(self, fd: int, position: int, offset: int, count: int, most: int) -> None:
+        send_each_frame(self, fd, position, offset, count, most)
 
     def shut_down(self) -> None:
         self.ended = True
@@ -255,7 +265,7 @@ class MasterEnd:
             return
         due = now_s - self._transport.last_write_s >= HEARTBEAT_S
         if self.transfers and due and self.link.outgoing.position() == self.progress.sent:
-            self.link.outgoing.send_header(self.progress.sent, 0)
+            self.link.outgoing.send_heartbeat()
         self.node.after(LOOK_S, self._look)
 
     # -- its end ------------------------------------------------------------------------------------
@@ -312,7 +322,7 @@ class SlaveEnd:
             damage=lambda: store.dispatcher.failed,
             objection=self._rejoin.objection,
             backoff=Backoff(RETRY_FIRST_S, RETRY_MAX_S, node.world.source),
-            receive_bytes=RECEIVE_BYTES,
+            reader=TransferReader(store.log.segment_bytes, RECEIVE_BYTES),
         )
         self._looks_s = float("inf")  # when it looks at the time next
         self._looks_up = False

@@ -13,10 +13,13 @@
 
    To add a header: include it, write one function, put one line into TARGETS. */
 #define _GNU_SOURCE
+#define HS_PIECES_MAX 32
+#define HS_FLOOD_BYTES 64u
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "commitlog/kernel/core/arrivals.h"
 #include "commitlog/kernel/core/dispatch.h"
 #include "commitlog/kernel/core/entries.h"
 #include "commitlog/kernel/core/frames.h"
@@ -99,12 +102,9 @@ static void fuzz_scan(uint8_t option, const uint8_t *p, size_t n) {
     CHECK(at == moved);
 }
 
-static uint64_t frames_passed;
-
-/* The input in frames of up to 64 bytes, cut at the end; by the option one of their headers is bytes of the input. */
-static void fuzz_frames(uint8_t option, const uint8_t *p, size_t n) {
-    const int64_t offset = OFFSETS[option & 7];
-    const uint64_t room = option & 8 ? n / 2 : INT64_MAX;
+/* The input, which is at `offset` in the log, in frames of up to 64 bytes, cut at the end; by the option one of their
+   headers is bytes of the input.  In a block of exactly their size. */
+static uint8_t *wire_of(uint8_t option, const uint8_t *p, size_t n, int64_t offset, size_t *wire_bytes) {
     uint8_t *wire = malloc(n * (HS_FRAME_HEADER_BYTES + 1) + 1);
     size_t size = 0, frames = 0, at = 0;
     if (!wire) exit(3);
@@ -117,7 +117,19 @@ static void fuzz_frames(uint8_t option, const uint8_t *p, size_t n) {
         at += some, size += HS_FRAME_HEADER_BYTES + some, frames++;
     }
     if (n) size -= (p[n - 1] & 15u) < size ? p[n - 1] & 15u : 0; /* the last one is not all there */
-    uint8_t *block = exactly(wire, size), *space = malloc(8 * sizeof(hs_piece));
+    uint8_t *block = exactly(wire, size);
+    free(wire);
+    *wire_bytes = size;
+    return block;
+}
+
+static uint64_t frames_passed;
+
+static void fuzz_frames(uint8_t option, const uint8_t *p, size_t n) {
+    const int64_t offset = OFFSETS[option & 7];
+    const uint64_t room = option & 8 ? n / 2 : INT64_MAX;
+    size_t size;
+    uint8_t *block = wire_of(option, p, n, offset, &size), *space = malloc(8 * sizeof(hs_piece));
     if (!space) exit(3);
     hs_piece *pieces = (hs_piece *)(void *)space;
     size_t passed = 99, count;
@@ -133,8 +145,67 @@ static void fuzz_frames(uint8_t option, const uint8_t *p, size_t n) {
     }
     CHECK(count > 8 || sum == bodies);
     frames_passed += count;
-    free(space), free(wire);
+    free(space);
     give_back(block, size);
+}
+
+/* Puts what frames say into `said`, while each goes on where the last ended, and all are within the room.  Returns how
+   many bytes, and sets `frames` to their number. */
+static size_t said_by(const uint8_t *wire, size_t n, int64_t offset, uint64_t room, uint8_t *said, size_t *frames) {
+    size_t at = 0, sum = 0;
+    for (*frames = 0; n - at >= HS_FRAME_HEADER_BYTES; ++*frames) {
+        const uint32_t size = hs_get32(wire + at + 8);
+        const int follows = hs_get64(wire + at) == (uint64_t)offset + sum;
+        if (!follows || !size || size > 64 || size > room - sum || size > n - at - HS_FRAME_HEADER_BYTES) break;
+        memcpy(said + sum, wire + at + HS_FRAME_HEADER_BYTES, size);
+        at += HS_FRAME_HEADER_BYTES + size, sum += size;
+    }
+    return sum;
+}
+
+static uint64_t arrived;
+
+/* Frames of which some are at hand, and the rest come by a socket, for a file that has the first bytes of a record.
+   What is stored is what they say, up to where hs_scan() passes it, and no other byte of the file changes. */
+static void fuzz_arrivals(uint8_t option, const uint8_t *p, size_t n) {
+    static hs_arrivals a;
+    const int64_t offset = OFFSETS[option >> 1 & 7];
+    const unsigned roll = n ? p[n - 1] : 0;
+    const size_t begun = option & 1 && n ? (p[n / 2] & 127u) % n : 0, before = offset > 16 ? roll & 15 : 0;
+    const uint64_t room = n && p[n / 3] % 8 ? n - begun : n / 2;
+    size_t size, frames;
+    int64_t records, last;
+    if (offset < 0 || offset > INT64_MAX - (int64_t)n) return;
+    uint8_t *wire = wire_of(option, p + begun, n - begun, offset + (int64_t)begun, &size);
+    uint8_t *said = malloc(n + 1), *was = malloc(before + n + 16), *is = malloc(before + n + 16);
+    int ends[2], file = memfd_create("log", 0);
+    if (!said || !was || !is || file < 0 || socketpair(AF_UNIX, SOCK_STREAM, 0, ends)) exit(3);
+    memset(was, 0xEE, before + n + 16), memcpy(was + before, p, begun), memcpy(said, p, begun);
+    const size_t all = begun + said_by(wire, size, offset + (int64_t)begun, room, said + begun, &frames);
+    const size_t given = roll & 16 ? size : size / 3, held = roll & 32 ? size : given + (size - given) / 2;
+    uint8_t *buffer = exactly(wire, held);
+    memset(buffer + given, 0xDD, held - given);
+    if (pwrite(file, was, before + n + 16, 0) < 0) exit(3);
+    if (send(ends[0], wire + given, size - given, MSG_DONTWAIT) < 0 && size > given) exit(3);
+    a.socket = roll & 64 ? -1 : ends[1], a.file = file, a.start = offset - (int64_t)before;
+    a.whole = offset, a.end = offset + (int64_t)begun, a.room = room;
+    a.buffer = buffer, a.size = held, a.parsed = a.left = 0, a.filled = given, a.frame_most = 64;
+    a.piece = 1 + (roll & 255) * 3, a.most = roll & 128 ? 300 : SIZE_MAX, a.most_ns = INT64_MAX / 2;
+    CHECK(hs_arrivals_take(&a) == 0);
+    const size_t stored = (size_t)(a.end - offset);
+    CHECK(stored >= begun && stored <= all && a.room == room - (stored - begun));
+    CHECK(stored == begun ? a.whole == offset : a.whole == a.end);
+    CHECK(stored == begun || hs_scan(said, stored, offset, 1, INT64_MAX, &records, &last) == stored);
+    CHECK(a.parsed <= a.filled && a.filled <= held && a.left <= a.filled - a.parsed && a.left <= all - stored);
+    CHECK(!a.left || !memcmp(buffer + a.parsed, said + stored, a.left));
+    const size_t passed = hs_scan(said, all, offset, 1, INT64_MAX, &records, &last);
+    CHECK(given < size || frames + !!begun > HS_PIECES_MAX || stored == (passed > begun ? passed : begun));
+    memcpy(was + before + begun, said + begun, stored - begun);
+    CHECK(pread(file, is, before + n + 16, 0) == (ssize_t)(before + n + 16) && !memcmp(was, is, before + n + 16));
+    arrived += stored - begun;
+    close(file), close(ends[0]), close(ends[1]);
+    free(said), free(was), free(is);
+    give_back(buffer, held), give_back(wire, size);
 }
 
 /* Entries that lead to the records, the third of them, by the option, somewhere else. */
@@ -436,6 +507,7 @@ static const struct {
     {"scan", fuzz_scan},
     {"entries", fuzz_entries},
     {"frames", fuzz_frames},
+    {"arrivals", fuzz_arrivals},
     {"choose", fuzz_choose},
     {"gather", fuzz_gather},
     {"dispatch", fuzz_dispatch},
@@ -580,9 +652,9 @@ int main(int argc, char **argv) {
     if (!chance_state) chance_state = 1;
     for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
     for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
-    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\nframes passed %llu\n",
+    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\nframes passed %llu\narrived %llu\n",
            (unsigned long long)records_passed, (unsigned long long)chosen, (unsigned long long)gathered,
-           (unsigned long long)entered, (unsigned long long)frames_passed);
+           (unsigned long long)entered, (unsigned long long)frames_passed, (unsigned long long)arrived);
     printf("crc levels 0 to %d\n", hs_crc_level);
     return 0;
 }

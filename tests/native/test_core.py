@@ -27,6 +27,7 @@ def test_no_bytes_lead_the_core_beyond_a_buffer_or_to_what_is_not_there(tmp_path
     assert int(counts["gathered"]) > CASES // 100
     assert int(counts["entered"]) > CASES // 100
     assert int(counts["frames passed"]) > CASES // 100
+    assert int(counts["arrived"]) > CASES // 100
 
 
 # A check that is left out, and one byte too many that is read: (file, what stands there, what stands there then).
@@ -42,6 +43,10 @@ PLANTED = (
     ("loops.h", "n - at - HS_RECORD_BYTES_MIN + 1);", "n - at);"),
     ("frames.h", " || size > room - sum", ""),
     ("frames.h", "size > n - at - HS_FRAME_HEADER_BYTES", "size > n - at"),
+    ("arrivals.h", "if (done <= (size_t)begun) return 0;", "if (!done) return 0;"),
+    ("arrivals.h", "rest = sum + last->n - done;", "rest = sum + last->n - done + 1;"),
+    ("arrivals.h", "wanted = space < a->piece ? space : a->piece;", "wanted = space ? a->piece : 0;"),
+    ("arrivals.h", "a->end - a->start)))", "a->whole - a->start)))"),
     ("crc32.h", "n >= 16; p += 16", "n >= 15; p += 16"),
 )
 

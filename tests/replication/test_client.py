@@ -15,7 +15,7 @@ import pytest
 
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import NewMessage
-from commitlog.log.log import CommitLog
+from commitlog.log.log import Arrivals, CommitLog
 from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.dial import parse_address
 from haservice.replication.slave.service import SlaveHAService
@@ -305,6 +305,9 @@ class FullDisk:
         if self.full:
             raise LogNotWritable("No space left on device", errno=errno.ENOSPC)
         return self._log.append_replica(offset, buffers)
+
+    def append_arrivals(self, arrivals: Arrivals, whole: int) -> int:
+        return self.end
 
 
 def test_a_full_disk_acknowledges_nothing_and_resumes_when_there_is_space(tmp_path: Path) -> None:

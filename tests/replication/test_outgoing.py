@@ -21,7 +21,7 @@ from haservice.replication.master.outgoing import PUSH_BYTES_MAX, Outgoing, rest
 from haservice.replication.master.progress import SlaveProgress
 from haservice.replication.rates_and_backoff import Growth
 from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
-from haservice.replication.wire.transport import PlainTransport
+from haservice.replication.wire.transport import PlainTransport, send_each_frame
 from tests.support.replication import fill_raw, message, open_log, pattern
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -119,6 +119,9 @@ class Link:
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         return self._take(os.pread(fd, count, position))
+
+    def send_frames(self, fd: int, position: int, offset: int, count: int, most: int) -> None:
+        send_each_frame(self, fd, position, offset, count, most)
 
     def shut_down(self) -> None:
         self.ended = True

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from haservice.replication.wire.protocol import TRANSFER_HEADER
 from haservice.replication.wire.secure import HACertificates
 from haservice.replication.wire.transport import HandshakeFailed, PlainTransport, TlsTransport, Transport
 from tests.support.certificates import certificates, signed
@@ -127,6 +128,21 @@ def test_a_frame_of_one_file_piece_is_not_more_than_asked_for(
     assert taken.result(PATIENCE_S) == b"3456"
     near.shut_down()
     assert far.recv(10) == b""
+
+
+@pytest.mark.usefixtures("build")
+def test_a_part_of_a_file_is_sent_as_frames(link: Link, aside: Aside, tmp_path: Path) -> None:
+    near, far = link
+    (tmp_path / "segment").write_bytes(b"0123456789")
+    wire = b"".join(TRANSFER_HEADER.pack(at, len(body)) + body for at, body in ((90, b"3456"), (94, b"789")))
+    taken = aside(take, far, len(wire))
+    with (tmp_path / "segment").open("rb") as file:
+        near.send_frames(file.fileno(), 3, 90, 7, 4)
+        assert taken.result(PATIENCE_S) == wire
+        aside(take, far, 1000)
+        with pytest.raises(OSError, match="segment ended"):
+            near.send_frames(file.fileno(), 6, 93, 5, 5)
+    near.shut_down()
 
 
 def test_two_threads_use_each_end_at_once(link: Link, aside: Aside) -> None:

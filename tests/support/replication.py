@@ -81,7 +81,8 @@ class AnyBytes:
         self.whole = end
 
     def passed(self, offset: int, end: int) -> bool:
-        return False
+        self.whole = end
+        return True
 
     def feed(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self.whole = offset + sum(map(len, buffers))

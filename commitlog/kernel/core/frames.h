@@ -7,6 +7,7 @@
 #pragma once
 #include "records.h"
 #include <errno.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -47,4 +48,26 @@ static inline ssize_t hs_send_frame(int fd, int64_t offset, const uint8_t *body,
         if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
         if (errno != EINTR) return -1;
     }
+}
+
+/* Sends `size` bytes of a file from `at` on, which are at `offset` of a log, as frames of at most `most` bytes each.
+   Waits for room as long as the socket does.  Returns 0 or an errno: ENODATA if the file ends before, EAGAIN if the
+   socket's time is over.  Sets `reached` to how far in the file it came. */
+static inline int hs_send_frames(int socket, int file, int64_t at, int64_t offset, uint64_t size, uint32_t most,
+                                 int64_t *reached) {
+    off_t place = at;
+    for (*reached = at; size; *reached = place) {
+        const uint32_t bytes = size < most ? (uint32_t)size : most;
+        uint8_t header[HS_FRAME_HEADER_BYTES];
+        ssize_t sent;
+        hs_put64(header, (uint64_t)offset), hs_put32(header + 8, bytes);
+        while ((sent = send(socket, header, sizeof header, MSG_MORE | MSG_NOSIGNAL)) < 0 && errno == EINTR) {}
+        if (sent != sizeof header) return sent < 0 ? errno : EAGAIN; /* only its time cuts so few bytes short */
+        for (uint32_t left = bytes; left; left -= (uint32_t)sent) {
+            while ((sent = sendfile(socket, file, &place, left)) < 0 && errno == EINTR) {}
+            if (sent <= 0) return sent ? errno : ENODATA;
+        }
+        offset += bytes, size -= bytes;
+    }
+    return 0;
 }

@@ -234,7 +234,7 @@ class Outgoing:
             self._send_rest(self._rest)
             self._last_write_s = time.monotonic()
         if now_s - self._last_write_s >= self._heartbeat_s:
-            self.send_header(progress.sent, 0)
+            self.send_heartbeat()
             self._last_write_s = now_s
         end = log.end
         if end <= progress.sent:
@@ -269,16 +269,14 @@ class Outgoing:
     def send_window(self, window: Window) -> None:
         """Sends the window transfer by transfer, with two system calls each; headers cannot be merged."""
         progress, batch_bytes = self._progress, self._batch_bytes
+        at_once = max(1, PUSH_BYTES_MAX // batch_bytes) * batch_bytes
         position, left = window.file_position, window.length
         while left:
-            size = min(left, batch_bytes)
-            offset = progress.sent
+            size, offset = min(left, at_once), progress.sent
             # First, as in a push.
             progress.sent = offset + size
-            self.send_header(offset, size, more=True)
-            self._send_file(window.fd, position, size)
-            position += size
-            left -= size
+            self._transport.send_frames(window.fd, position, offset, size, batch_bytes)
+            position, left = position + size, left - size
 
     def _send_file(self, source: int, position: int, size: int) -> None:
         while size:
@@ -288,8 +286,8 @@ class Outgoing:
             position += sent
             size -= sent
 
-    def send_header(self, offset: int, size: int, more: bool = False) -> None:
-        header = TRANSFER_HEADER.pack(offset, size)
+    def send_heartbeat(self) -> None:
+        header = TRANSFER_HEADER.pack(self._progress.sent, 0)
         # Only a timeout cuts such a small write short.
-        if self._transport.send(header, MSG_MORE if more else 0) != len(header):
+        if self._transport.send(header) != len(header):
             raise BlockingIOError

@@ -1,7 +1,7 @@
 """What a SlaveSession wants done, as values.
 
 The actions of a batch are carried out in order.  One that fails ends the connection: the rest of its batch is
-dropped, and lost() is told why.  Dial, Store, Flush and Rejoin stand last in their batch, because the session
+dropped, and lost() is told why.  Dial, Stores, Flush and Rejoin stand last in their batch, because the session
 goes on with their results.
 """
 
@@ -47,6 +47,16 @@ class StoreRuns:
     runs: Sequence[Run]
 
 
+@dataclass(slots=True)  # as Send
+class StoreArrivals:
+    """Have the log take what is sound of the arrivals, see ArrivalsReader, and call taken().
+
+    The log's last whole record ends at `whole`.
+    """
+
+    whole: int
+
+
 @dataclass(frozen=True, slots=True)
 class EndAt:
     """End the log at `offset`, where a bad record begins.  What is whole before it stays, or is stored from
@@ -90,5 +100,16 @@ class LogLine:
 
 
 Action = (
-    Dial | Close | Send | Cut | StoreRuns | EndAt | ForgetEpochs | FlushLog | RejoinMaster | Break | LogLine
+    Dial
+    | Close
+    | Send
+    | Cut
+    | StoreRuns
+    | StoreArrivals
+    | EndAt
+    | ForgetEpochs
+    | FlushLog
+    | RejoinMaster
+    | Break
+    | LogLine
 )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from commitlog.errors import CommitLogError
+from commitlog.kernel import native
 from commitlog.log.log import wall_clock_ms
 from haservice.configuration.settings import ReplicationConfig
 from haservice.errors import ProtocolError
@@ -31,9 +32,11 @@ from haservice.replication.slave.actions import (
     ForgetEpochs,
     LogLine,
     Send,
+    StoreArrivals,
     StoreRuns,
 )
 from haservice.replication.slave.actions import RejoinMaster as DoRejoin
+from haservice.replication.slave.arrivals import ArrivalsReader
 from haservice.replication.slave.dial import dial, parse_address
 from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
@@ -81,6 +84,7 @@ class HAClient:
     ) -> None:
         recovered_end = log.end
         boundary = boundary if boundary is not None else lambda: recovered_end
+        self._arrivals = ArrivalsReader(log.segment_bytes) if native.core is not None else None
         self._session = SlaveSession(
             config,
             log,
@@ -91,6 +95,7 @@ class HAClient:
             damage=damage,
             objection=objection,
             backoff=backoff,
+            reader=self._arrivals,
         )
         self._log = log
         self._flush = flush
@@ -233,6 +238,8 @@ class HAClient:
             for action in actions:
                 if type(action) is Send:
                     self._send(action.data)
+                elif type(action) is StoreArrivals:
+                    following = self._store_arrivals(action.whole)
                 elif type(action) is StoreRuns:
                     following = self._store(action.runs)
                 else:
@@ -247,8 +254,17 @@ class HAClient:
         self._now_s = now_s = time.monotonic()
         return self._session.stored(now_s)
 
+    def _store_arrivals(self, whole: int) -> Sequence[Action]:
+        arrivals, begin = self._arrivals, self._log.end
+        assert arrivals is not None
+        before = arrivals.received_bytes
+        end = self._log.append_arrivals(arrivals, whole)
+        self._unmetered += arrivals.received_bytes - before
+        self._now_s = now_s = time.monotonic()
+        return self._session.taken(begin, end, now_s)
+
     def _do(self, action: Action) -> Sequence[Action]:
-        """Carries out an action, except the two of every turn; returns what the session wants done next."""
+        """Carries out an action, except those of every turn; returns what the session wants done next."""
         session, log = self._session, self._log
         match action:
             case FlushLog():
@@ -312,6 +328,8 @@ class HAClient:
                 link.close()
                 return ()
             self._link, self._look_s = link, 0.0
+        if self._arrivals is not None:
+            self._arrivals.socket = link.prompt.fileno() if link.prompt is not None else None
         self._session.reached()
         link.set_send_timeout(self._housekeeping_s)
         link.handshake()

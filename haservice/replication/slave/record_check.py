@@ -165,12 +165,14 @@ class RecordCheck:
         return self.whole
 
     def passed(self, offset: int, end: int) -> bool:
-        """Bytes from `offset` to `end`, which are to be appended, are whole, sound records, as scan() says.
+        """Bytes from `offset` to `end`, the last of which are to be appended, are whole, sound records, as scan() says.
 
-        False if the check does not stand at a whole record there; then feed() has to look.
+        False if the last whole record does not end at `offset`; then feed() has to look.
         """
-        if offset != self.end or offset != self.whole:
+        if offset != self.whole:
             return False
+        if self.end != offset:
+            self._begin()
         self.end = self.whole = end
         return True
 

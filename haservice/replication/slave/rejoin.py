@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from commitlog.log.log import wall_clock_ms
+from commitlog.log.log import Arrivals, wall_clock_ms
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.wire.greeting import (
@@ -36,6 +36,8 @@ class ReplicaLog(GreetedLog, Protocol):
     """The log as a slave uses it."""
 
     def append_replica(self, offset: int, buffers: Sequence[memoryview]) -> int: ...
+
+    def append_arrivals(self, arrivals: Arrivals, whole: int) -> int: ...
 
     def truncate(self, offset: int) -> None: ...
 

@@ -40,6 +40,7 @@ from haservice.replication.slave.actions import (
     LogLine,
     RejoinMaster,
     Send,
+    StoreArrivals,
     StoreRuns,
 )
 from haservice.replication.slave.dial import AGAIN_S
@@ -57,9 +58,6 @@ from haservice.replication.wire.protocol import (
     TransferReader,
 )
 
-# One receive takes up to this much.  With 1 MiB, a catch-up costs a fifth more CPU for each GiB: for what is
-# done once for each receive, and for the records that a receive cuts at its ends.
-RECEIVE_BYTES = 4 * 1024 * 1024
 # Bytes flow again within 100 ms of a cut.  A master that takes a connection and ends it is asked ever less
 # often.  One that is unreachable costs a packet, so it is asked on and on, to be found as soon as it is back.
 # One of ours that ends without a word may be a proxy that waits for the master: it is asked as soon again,
@@ -72,12 +70,9 @@ STRANGER_S = 0.2
 KNOWN_S = 3.0
 # The master reads the digest's bytes from its disk.
 VERDICT_S = 5.0
-# What cannot be reconciled does not change within a second.
-REFUSED_PAUSE_S = 5.0
-# What a master is repairing does.
-AGAIN_PAUSE_S = 1.0
-# Looked up for each transfer otherwise, which takes ten times as long.
-_TRANSFER = State.TRANSFER
+# What cannot be reconciled does not change within a second; what a master is repairing does.
+REFUSED_PAUSE_S, AGAIN_PAUSE_S = 5.0, 1.0
+_TRANSFER = State.TRANSFER  # to look it up for each transfer takes ten times as long
 STOCK_MASTER = "a stock master: offsets are compared, nothing else"
 REFUSED = "refused: "
 # So many addresses of our masters are remembered.
@@ -123,7 +118,7 @@ class SlaveSession:
         damage: Callable[[], str | None] = lambda: None,
         objection: Callable[[MasterHello | None], str] = lambda _: "",
         backoff: Backoff | None = None,
-        receive_bytes: int = RECEIVE_BYTES,
+        reader: TransferReader | None = None,
     ) -> None:
         self.state = State.IDLE
         self.address: str | None = None
@@ -148,20 +143,16 @@ class SlaveSession:
         self._heartbeat_s = config.heartbeat_interval_ms / 1000
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
         self._backoff = backoff if backoff is not None else Backoff(RETRY_FIRST_S, RETRY_MAX_S)
-        self._reader = TransferReader(log.segment_bytes, receive_bytes)
+        self._reader = reader if reader is not None else TransferReader(log.segment_bytes)
         self.space = self._reader.space
         """space(): where to receive next; what was received stays in place until then."""
         self._throttle = LogThrottle(TELL_S)
-        # Addresses of masters that have greeted us, newest last; why greetings were refused since the last
-        # good one.
+        # Masters that have greeted us, newest last; why greetings were refused since the last good one.
         self._ours: dict[str, None] = {}
         self._refusals: set[tuple[str, str]] = set()
-        # Connections in a row that the master ended without a word.
-        self._unanswered = 0
-        # When a master that we had heard ended its connection.
+        self._unanswered = 0  # connections in a row that the master ended without a word
         self._away_s: float | None = None  # since when the master has ended its link, or refuses one
-        # When a pause is over, or what a greeting waits for is due.
-        self._until_s = 0.0
+        self._until_s = 0.0  # when a pause is over, or what a greeting waits for is due
         # For the present connection.
         self._greeting: SlaveGreeting | None = None
         self._started_end = 0
@@ -339,8 +330,19 @@ class SlaveSession:
             return self._hear_greeting(now_s)
         if not self._heard:
             self._heard, self.last_error, self._unanswered = True, "", 0
+        if self._reader.writes and not self._unfollowed:
+            self._check_allowed()
+            self._reader.received(count)
+            return (StoreArrivals(self._check.whole),)
         end = self._log.end
         runs = self._reader.runs(end, count, self._check.whole == end)
+        return self._take(runs) if runs else self.stored(now_s)
+
+    def taken(self, begin: int, end: int, now_s: float) -> Sequence[Action]:
+        """The log took what was sound of the arrivals, from `begin` to `end`.  Raises what ends the connection."""
+        if end != begin:
+            self._check.passed(self._check.whole, end)
+        runs = [] if self._reader.is_empty else self._reader.runs(end)
         return self._take(runs) if runs else self.stored(now_s)
 
     def _take(self, runs: Sequence[Run]) -> Sequence[Action]:

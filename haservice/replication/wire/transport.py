@@ -97,6 +97,12 @@ class Transport(Protocol):
     def send_file(self, fd: int, position: int, count: int) -> int:
         """Sends bytes of a file; returns how many, at most `count`, 0 at the file's end."""
 
+    def send_frames(self, fd: int, position: int, offset: int, count: int, most: int) -> None:
+        """Sends `count` bytes of a file, which begin at `offset` in the log, as transfers of at most `most` bytes.
+
+        Raises OSError, also if the file ends before; BlockingIOError if the peer takes nothing.
+        """
+
     def set_receive_timeout(self, seconds: float) -> None: ...
 
     def set_send_timeout(self, seconds: float) -> None: ...
@@ -105,6 +111,30 @@ class Transport(Protocol):
         """Ends the link for both sides and wakes whoever waits.  May be called twice, or after close()."""
 
     def close(self) -> None: ...
+
+
+class SendsFiles(Protocol):
+    """The half of a Transport that sends."""
+
+    def send(self, data: bytes, flags: int = 0, /) -> int: ...
+
+    def send_file(self, fd: int, position: int, count: int) -> int: ...
+
+
+def send_each_frame(link: SendsFiles, fd: int, position: int, offset: int, count: int, most: int) -> None:
+    """Transport.send_frames(), by a link's other calls."""
+    while count:
+        left = size = min(count, most)
+        header = TRANSFER_HEADER.pack(offset, size)
+        # Only a timeout cuts such a small write short.
+        if link.send(header, socket.MSG_MORE) != len(header):
+            raise BlockingIOError
+        while left:
+            sent = link.send_file(fd, position, left)
+            if sent == 0:
+                raise OSError(f"segment ended at {position}, {left} bytes short of its transfer")
+            position, left = position + sent, left - sent
+        offset, count = offset + size, count - size
 
 
 class HandshakeFailed(ConnectionError):
@@ -152,6 +182,12 @@ class PlainTransport(_OnSocket):
 
     def send_file(self, fd: int, position: int, count: int) -> int:
         return os.sendfile(self._socket.fileno(), fd, position, count)
+
+    def send_frames(self, fd: int, position: int, offset: int, count: int, most: int) -> None:
+        if native.core is None:
+            send_each_frame(self, fd, position, offset, count, most)
+        else:
+            native.core.send_frames(self._socket.fileno(), fd, position, offset, count, most)
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         try:
@@ -326,6 +362,9 @@ class TlsTransport(_OnSocket):
     def send_file(self, fd: int, position: int, count: int) -> int:
         piece = os.pread(fd, min(count, PIECE_BYTES), position)
         return self.send(piece) if piece else 0
+
+    def send_frames(self, fd: int, position: int, offset: int, count: int, most: int) -> None:
+        send_each_frame(self, fd, position, offset, count, most)
 
     def _seal(self, data: bytes) -> None:
         """The buffers take everything, so a write is never half done."""
