@@ -12,12 +12,12 @@ import pytest
 
 from commitlog.disk.files import OSFiles
 from commitlog.errors import LogNotWritable
+from commitlog.kernel import native
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
 from haservice.replication.slave import arrivals
 from haservice.replication.slave.arrivals import ArrivalsReader
 from haservice.replication.slave.record_check import BadRecord, RecordCheck
-from tests.support.builds import native_core
 from tests.support.failing_files import FailingFiles
 from tests.support.replication import (
     SEGMENT_BYTES,
@@ -30,7 +30,7 @@ from tests.support.replication import (
 )
 from tests.support.waiting import PATIENCE_S
 
-native_core()
+pytestmark = pytest.mark.skipif(native.core is None, reason=native.build)
 
 # A flood is as many bytes as one receive brings here.
 RECEIVE_BYTES = 4096
