@@ -108,7 +108,7 @@ static inline size_t hs_arrivals_receive(hs_arrivals *a) {
     struct pollfd there = {a->socket, POLLIN, 0};
     if (!wanted || poll(&there, 1, 0) <= 0) return 0;
     const ssize_t got = recv(a->socket, a->buffer + a->filled, wanted, 0);
-    if (got <= 0) return 0; /* whoever receives next is told why */
+    if (got <= 0) return 0; /* whoever receives next sees that it ended */
     a->filled += (size_t)got, a->received += (size_t)got;
     return (size_t)got;
 }

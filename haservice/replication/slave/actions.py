@@ -1,7 +1,7 @@
 """What a SlaveSession wants done, as values.
 
 The actions of a batch are carried out in order.  One that fails ends the connection: the rest of its batch is
-dropped, and lost() is told why.  Dial, Stores, Flush and Rejoin stand last in their batch, because the session
+dropped, and lost() is told why.  Dial, both Stores, Flush and Rejoin stand last in their batch, because the session
 goes on with their results.
 """
 
