@@ -31,6 +31,8 @@ NATIVE_SOURCES = sorted(
     for path in (ROOT / package).rglob(f"*.{suffix}")
 )
 
+OBSERVABILITY = sorted(path.name for path in (ROOT / "conf" / "observability").iterdir())
+
 
 def extension_modules() -> dict[str, list[str]]:
     """By name, what each extension module is made of."""
@@ -115,7 +117,12 @@ def test_a_wheel_has_what_was_built_and_runs_where_no_compiler_is(clone: Path, t
         "commitlog/py.typed",
         *(
             f"haservice-{haservice.__version__}.data/data/share/haservice/{name}"
-            for name in ("logging.yml", "systemd/mqbroker@.service", "systemd/mqnamesrv.service")
+            for name in (
+                "logging.yml",
+                *(f"observability/{name}" for name in OBSERVABILITY),
+                "systemd/mqbroker@.service",
+                "systemd/mqnamesrv.service",
+            )
         ),
         "haservice/pipeline/jobs/report.html.jinja",
         "haservice/py.typed",
