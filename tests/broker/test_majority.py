@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import NewMessage, decode, parse_message_id
 from haservice.broker.majority import startup
+from haservice.broker.majority.ha import MajorityHA
 from haservice.broker.majority.keeper import why_turn
 from haservice.broker.majority.member import BrokerMember
 from haservice.broker.majority.proof import MajorityProof
@@ -23,6 +25,8 @@ from haservice.configuration.dledger_settings import DLedgerConfig
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.dledger.events import MemberRole
+from haservice.dledger.node.shell import NodeStatus
 from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -53,6 +57,23 @@ def test_a_broker_turns_when_its_office_is_another(
     office: int | None, leads: int | None, is_leader: bool, epoch: int, turns: bool
 ) -> None:
     assert bool(why_turn(office, leads, is_leader, epoch)) is turns
+
+
+def test_a_slave_looks_for_its_master_after_each_election_and_then_rests() -> None:
+    """Two elections in a row: the nameservers' first answer names a leader that is none any more."""
+    status = NodeStatus(MemberRole.FOLLOWER, 1, "n1", -1)
+    member = types.SimpleNamespace(status=status)
+    ha = MajorityHA(member, BrokerRole.SLAVE, None, None)  # type: ignore[arg-type]
+    ha.follows_another("addr of n1")
+    member.status = status._replace(term=3, leader_id="n2")
+    assert ha.follows_another("addr of n0")
+    assert ha.follows_another("addr of n0"), "n0 led term 2"
+    ha._settles = Deadline(0.0)
+    assert not ha.follows_another("addr of n2")
+    member.status = status._replace(term=4, leader_id="n0")
+    ha.follows_another("addr of n2")
+    ha._settles = Deadline(0.0)
+    assert ha.follows_another("addr of n2"), "n0 has not registered yet"
 
 
 # -- what sends wait for ------------------------------------------------------------------------------
