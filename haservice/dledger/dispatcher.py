@@ -202,6 +202,10 @@ class EntryDispatcher:
         if answer.result is DLedgerResponseCode.SUCCESS:
             if at == answer.end_index:
                 self._append_after(at)
+            elif self._high == -1 and at < log.end_index:
+                # It has more than it said before, perhaps by a push that was long on its way: that may be equal.
+                self._low = self._equal = at
+                self._at = min(answer.end_index, log.end_index)
             elif self._high in (-1, at + 1):
                 self._truncate(at)
             else:

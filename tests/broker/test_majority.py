@@ -27,13 +27,17 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.dledger.events import MemberRole
 from haservice.dledger.node.shell import NodeStatus
+from haservice.errors import RequestError
 from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import PromoteHeader, SwitchoverHeader
 from haservice.remoting.headers.retry import SendBackHeader
 from haservice.remoting.headers.transactions import EndTransactionHeader
+from haservice.replication.lineage.epochs import Epoch
+from haservice.replication.lineage.file import LineageFile
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.proofs import Told
 from tests.support.waiting import wait_until
@@ -209,6 +213,28 @@ def test_a_group_of_one_serves_as_the_master(node: BrokerNode) -> None:
     assert facts.member[:3] == ("broker-a", "n0", True)
     assert "haservice_dledger_leads{" in exposition_of(facts).text().decode()
     wait_until(lambda: sum(one.max_offset for _, one in queue.items()) == 20, "all is dispatched")
+
+
+def test_a_group_that_was_a_pair_begins_above_the_pair_s_epochs(tmp_path: Path) -> None:
+    """Nameservers go on believing the newest epoch."""
+    LineageFile(tmp_path).begin(Epoch(3005, 0, "replica"))
+    made = BrokerMember(config_of(tmp_path, free_port_block(6) + 2))
+    made.start()
+    try:
+        wait_until(lambda: made.is_leader, "it leads")
+        assert (made.status.term, made.epoch) == (4, 4000)
+    finally:
+        made.close(Deadline(10.0))
+
+
+def test_commands_are_refused_by_who_does_not_lead_or_has_nobody_to_hand_over_to(node: BrokerNode) -> None:
+    for header, why in (
+        (SwitchoverHeader(), "no other member of broker-a answers that could lead"),
+        (SwitchoverHeader("n7"), "n7 is none of the others"),
+        (PromoteHeader(), "elects its master"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            node.standing.ask(header)
 
 
 def test_a_leader_that_should_not_lead_refuses_sends_and_turns(

@@ -282,6 +282,21 @@ def test_where_two_logs_part_is_found_by_halving() -> None:
     assert asked <= 12
 
 
+def test_what_a_follower_has_beyond_the_entry_that_was_compared_is_not_cut_unseen() -> None:
+    """A push that was long on its way came after the follower had said where it ends: what it has is acknowledged."""
+    driven = leading(log_of(1, 1, 1, 1), term=1)
+    ask, _ = driven.pushes(COMPARE)[0]
+    driven.pushed(ask, Code.INCONSISTENT_STATE, end=1)
+    ask, push = driven.pushes(COMPARE)[0]
+    assert push.entries[0].index == 1
+    driven.pushed(ask, end=2)
+    assert driven.pushes(TRUNCATE) == []
+    ((ask, push),) = driven.pushes(COMPARE)
+    assert push.entries[0].index == 2
+    driven.pushed(ask, end=2)
+    assert [push.entries[0].index for _, push in driven.pushes(APPEND)] == [3]
+
+
 def test_a_leader_whose_first_entries_are_expired_starts_a_follower_at_its_first() -> None:
     log = log_of(*[1] * 20)
     log.expire_before(12)
