@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 CLASSIC, ENTRIES, OPEN = 120, 300, 7
+# What it holds: tests/compat/data/README.md.
+STOCK = Path(__file__).parents[1] / "compat" / "data" / "dledger-broker-4.9.8.tar.xz"
 
 
 def records_at(root: Path) -> list[StoredMessage]:
@@ -279,3 +282,30 @@ def test_gaps_are_looked_for_and_an_archive_goes_on_where_it_ended(
         opened.close()
     code, output = run("audit-loss", root)
     assert code == 0, output
+
+
+def test_the_store_of_a_stock_broker_that_changed_over_is_read_and_rebuilt(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with tarfile.open(STOCK) as archive:
+        archive.extractall(tmp_path, filter="data")
+    root = tmp_path / "dledger-broker"
+    found = rows(read_with(root, minPartitions=9))
+    names = [row["body"].split(b" x")[0].rstrip().decode() for row in found]
+    sent = (
+        [f"classic {number}" for number in range(60)]
+        + ["first"]
+        + [f"entries {number}" for number in range(60)]
+    )
+    assert names == sent
+    assert [row["physicalOffset"] for row in found] == [one.offset for one in read_records(root)]
+    code, output = run("rebuild", root, "--to", tmp_path / "new", "--only", "consumequeue")
+    assert code == 0, output
+    built, theirs = queue_files(tmp_path / "new"), queue_files(root)
+    assert len(theirs) == 4
+    assert built == theirs
+
+
+def queue_files(root: Path) -> dict[str, bytes]:
+    files = [path for path in sorted((root / "consumequeue").rglob("*")) if path.is_file()]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
