@@ -438,6 +438,7 @@ OF_RAFT = {"term", "terms"}
 SPEAK_OF_RAFT = (
     "commitlog.dledger",
     "commitlog.errors",
+    "haservice.admin.commands.dledger",
     "haservice.admin.commands.messages.log_dump",
     "haservice.broker.majority",
     "haservice.dledger",

@@ -154,6 +154,15 @@ def parse_head(view: Buffer, at: int = 0, room: int | None = None) -> EntryHead 
     return head
 
 
+def leads_to(view: Buffer, at: int, position: int, body_bytes: int) -> bool:
+    """Whether the head of an entry with so long a body stands at `at` of the view, which is `position` in the log."""
+    try:
+        head = parse_head(view, at) if at >= 0 else None
+    except CorruptEntry:
+        return False
+    return head is not None and (head.position, head.body_size) == (position, body_bytes)
+
+
 def check_place(head: EntryHead, position: int, index: int | None = None, term: int = 0) -> None:
     """Raises CorruptEntry unless the entry belongs at `position` of the log, is number `index`, and is not
     older than `term`."""

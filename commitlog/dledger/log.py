@@ -111,6 +111,11 @@ class MajorityLog(CommitLog):
     def _enter(self, segment: Segment) -> None:
         """Nothing is written here: the entries' store has the files open."""
 
+    @property
+    def first_record(self) -> int:
+        start = self.start
+        return start if start < self._joined.entries_begin else start + HEAD_BYTES
+
     # -- what is committed ----------------------------------------------------------------------------
 
     def committed_to(self, end: int) -> None:

@@ -17,9 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from commitlog.disk.files import Buffer
-from commitlog.dledger.layout import BLANK, BLANK_MAGIC, ENTRY_BYTES_MAX, HEAD_BYTES, MAGICS, NONE
+from commitlog.disk.files import Buffer, OSFiles
+from commitlog.dledger.entries import Unit, decode, parse_unit
+from commitlog.dledger.layout import BLANK, BLANK_MAGIC, ENTRY_BYTES_MAX, HEAD_BYTES, MAGICS, NONE, UNIT_BYTES
 from commitlog.dledger.scan import PIECE_BYTES, EntryWalk, Found, Read, holds_record
+from commitlog.dledger.small import CheckpointFile
 from commitlog.errors import CorruptEntry, CorruptRecord, SegmentMissing, StoreUnreadable
 from commitlog.kernel.layout import BLANK_BYTES
 from commitlog.kernel.layout import BLANK_MAGIC as CLASSIC_BLANK_MAGIC
@@ -84,6 +86,32 @@ def log_files(directory: Path) -> list[LogFile]:
         if before.end != after.start:
             raise SegmentMissing(directory / f"{before.end:0{NAME_DIGITS}d}")
     return [one for one in found if one.size]
+
+
+def committed_end(node_directory: Path) -> int | None:
+    """Where the last entry ends that the node's checkpoint calls committed; None unless the index and the entry agree.
+
+    A node that runs may have committed more: it writes the checkpoint every few seconds.  Raises StoreUnreadable.
+    """
+    index = CheckpointFile(OSFiles(), node_directory / "checkpoint").known.committed_index
+    found = _bytes_at(node_directory / "index", index * UNIT_BYTES, UNIT_BYTES)
+    if len(found) < UNIT_BYTES:
+        return None
+    unit = parse_unit(found)
+    try:
+        entry = decode(_bytes_at(node_directory / "data", unit.position, unit.size), 0, unit.position)
+    except CorruptEntry:
+        return None
+    return entry.end if unit.index == index and Unit.of(entry) == unit else None
+
+
+def _bytes_at(directory: Path, offset: int, size: int) -> bytes:
+    """Fewer, or none, where no file has them."""
+    for file in log_files(directory) if directory.is_dir() and 0 < size <= ENTRY_BYTES_MAX else ():
+        if file.start <= offset < file.end:
+            with _reading(file) as read:
+                return read(offset, size)
+    return b""
 
 
 def read_entries(data_directory: Path) -> Iterator[Found]:

@@ -109,6 +109,24 @@ class EntryWalk:
         return body
 
 
+def bodies(data: Buffer, until: int, position: int, most: int) -> list[tuple[int, int]]:
+    """Where the bodies of entries lie in `data`, which is at `position` of the log: of those that follow each other
+    from its begin on, begin before `until` and are whole in it, `most` at most.  No body is looked at.
+    """
+    found, at = list[tuple[int, int]](), 0
+    try:
+        while at < until and len(found) < most:
+            head = parse_head(data, at)
+            if head is None or head.is_blank or head.size > len(data) - at:
+                break
+            check_place(head, position + at)
+            found.append((at + HEAD_BYTES, at + head.size))
+            at += head.size
+    except CorruptEntry:
+        pass  # the caller sees where it ended
+    return found
+
+
 def holds_record(body: Buffer, size: int | None = None) -> bool:
     """Whether the body looks like a record of RocketMQ, as in a broker's log.  With `size`, which is then the
     body's, its first 8 bytes will do.

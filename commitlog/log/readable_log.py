@@ -77,6 +77,11 @@ class ReadableLog:
         """The first offset there is; 0 while there is no segment."""
         return self.segments.start
 
+    @property
+    def first_record(self) -> int:
+        """Where the first record begins, if there is one."""
+        return self.start
+
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, offset: int, size: int) -> bytes:

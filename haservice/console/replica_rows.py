@@ -50,7 +50,8 @@ def rows_of(seen: Sequence[Seen], now_ms: int) -> list[ReplicaRow]:
 def _row(one: Seen, seen: Sequence[Seen], masters: Sequence[Seen], now_ms: int) -> ReplicaRow:
     broker_id = None if one.broker.broker_id >= UNKNOWN_ID else one.broker.broker_id
     if one.failure is not None:
-        actions = ("forget",) if broker_id != 0 or masters else ()
+        is_listed = not any(other.lineage is not None and other.lineage.is_in_group for other in seen)
+        actions = ("forget",) if is_listed and (broker_id != 0 or masters) else ()
         return ReplicaRow(one.broker.addr, broker_id, one.role, why_silent(one), False, actions=actions)
     ours = one.lineage is not None
     if not one.is_slave:
@@ -78,7 +79,10 @@ def _slave_row(
     link = told[0] if told else own
     # Of a slave whose link is well its master's word is enough.
     ours = one.lineage is not None
-    actions = (("switchover",) if masters else ("failover",)) + ("reinit",) if ours else ()
+    actions: tuple[str, ...] = (("switchover",) if masters else ("failover",)) + ("reinit",) if ours else ()
+    if one.lineage is not None and one.lineage.is_in_group:
+        # The group elects its master, and its leader fills who is empty.
+        actions = ("switchover",) if masters and link.in_sync else ()
     return ReplicaRow(
         one.broker.addr,
         broker_id,

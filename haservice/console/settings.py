@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from haservice.admin.commands.ha.verdict import CheckLimits
+from haservice.admin.commands.ha.findings import CheckLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.check import NameTables
+from haservice.admin.commands.ha.findings import CheckLimits, NameVerdict
 from haservice.admin.commands.ha.ha_questions import Seen, take_all
-from haservice.admin.commands.ha.verdict import CheckLimits, NameVerdict, verdicts_of
+from haservice.admin.commands.ha.verdict import verdicts_of
 from haservice.console.asking import Asker, TooSlow
 from haservice.console.known import KnownBrokers
 from haservice.console.sampling import PairSample, sample_of

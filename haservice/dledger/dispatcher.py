@@ -2,7 +2,7 @@
 
     COMPARE ── equal at the follower's end ────────────────────────────▶ APPEND ─▶ entries, in a window
        │  ▲                                                                │  ▲    COMMIT when there are none
-       │  └── INCONSISTENT_STATE, an entry that is expired here ───────────┘  │
+       │  └── INCONSISTENT_STATE, less than it had, or expired here ───────┘  │
        └───── the last equal entry is known, or there is none ──▶ TRUNCATE ───┘
 
 Two logs that have one entry in common have all before it in common.  So the last equal entry is found by halving,
@@ -109,9 +109,16 @@ class EntryDispatcher:
             due_s = next(iter(self._in_flight.values())).sent_s + state.settings.push_timeout_s
         elif self._write_index <= state.log.end_index:
             due_s = math.floor(state.now_s) + 1.0
-        if not self._commit_asked and self._told_commit < min(state.committed_index, self.match_index):
-            due_s = min(due_s, self._pushed_s + state.settings.commit_push_interval_s)
+        if not self._commit_asked:
+            due_s = min(due_s, self._commit_due_s)
         return due_s
+
+    @property
+    def _commit_due_s(self) -> float:
+        """When it hears next what is committed, if nothing is pushed before."""
+        settings = self._state.settings
+        is_told = self._told_commit >= min(self._state.committed_index, self.match_index)
+        return self._pushed_s + (settings.commit_repeat_s if is_told else settings.commit_push_interval_s)
 
     def _request(self, kind: PushType, entries: tuple[LedgerEntry, ...]) -> PushEntryRequest:
         state = self._state
@@ -195,6 +202,10 @@ class EntryDispatcher:
         if answer.result is DLedgerResponseCode.SUCCESS:
             if at == answer.end_index:
                 self._append_after(at)
+            elif self._high == -1 and at < log.end_index:
+                # It has more than it said before, perhaps by a push that was long on its way: that may be equal.
+                self._low = self._equal = at
+                self._at = min(answer.end_index, log.end_index)
             elif self._high in (-1, at + 1):
                 self._truncate(at)
             else:
@@ -298,13 +309,16 @@ class EntryDispatcher:
                 self._pause()
 
     def _send_commit(self) -> None:
-        state = self._state
-        told = min(state.committed_index, self.match_index)
-        if self.mode is not PushType.APPEND or self._commit_asked or self._told_commit >= told:
+        if self.mode is not PushType.APPEND or self._commit_asked or self._state.now_s < self._commit_due_s:
             return
-        if state.now_s >= self._pushed_s + state.settings.commit_push_interval_s:
-            self._commit_asked = True
-            self._ask(self._request(PushType.COMMIT, ()), lambda answer: None)
+        self._commit_asked, match_index = True, self.match_index
+
+        def answered(answer: PushEntryResponse) -> None:
+            lost = 0 <= answer.end_index < match_index
+            if lost or answer.result is DLedgerResponseCode.INCONSISTENT_STATE:
+                self._compare()
+
+        self._ask(self._request(PushType.COMMIT, ()), answered)
 
 
 def _last_acknowledged(request: PushEntryRequest, answer: PushEntryResponse) -> int:

@@ -165,8 +165,9 @@ class EntryHandler:
         self._state.commit_to(min(request.commit_index, self.agreed_index))
 
     def _on_commit(self, push: _Push) -> None:
+        """A leader that only speaks of commits believes that all is agreed.  That ends with the process."""
         self._commit(push.request)
-        self._answer(push, _OK)
+        self._answer(push, _OK if self.agreed_index != -1 else _INCONSISTENT)
 
     # -- COMPARE and TRUNCATE -----------------------------------------------------------------------
 

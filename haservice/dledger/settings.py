@@ -46,6 +46,8 @@ class MemberSettings:
     batch_push_bytes_max: int = 256 * 1024  # maxBatchPushSize, 4096, and only with isEnableBatchPush
     commit_push_interval_s: float = 0.1
     """The shortest time from a push to one that says nothing but what is committed (1000)."""
+    commit_repeat_s: float = 1.0
+    """So often an idle follower hears that again: if it was started again, it has to be compared."""
     push_pause_s: float = 0.2
     """After an error a follower is left alone so long (500)."""
     throttle_behind_bytes: int = 300 * 1024 * 1024  # peerPushThrottlePoint

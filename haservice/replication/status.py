@@ -17,6 +17,9 @@ class NotInSync(enum.Enum):
     BYTES_BEHIND = "bytes_behind", "{} bytes behind, haSlaveFallbehindMax is {}"
     NOT_COUNTED = "not_counted", "does not count yet: {}"
     SECONDS_BEHIND = "seconds_behind", "{:.1f} s behind, slaveTimeout is {} ms"
+    # Of a DLedger group's members.
+    SILENT = "silent", "has not answered for {:g} s"
+    ENTRIES_BEHIND = "entries_behind", "{:,} entries behind; it cannot take over before it is within {:,}"
 
     def __init__(self, word: str, text: str) -> None:
         self.word = word

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from commitlog.errors import LogNotWritable
 from commitlog.kernel.records import NewMessage, decode, parse_message_id
 from haservice.broker.majority import startup
+from haservice.broker.majority.ha import MajorityHA
 from haservice.broker.majority.keeper import why_turn
 from haservice.broker.majority.member import BrokerMember
 from haservice.broker.majority.proof import MajorityProof
@@ -23,13 +25,19 @@ from haservice.configuration.dledger_settings import DLedgerConfig
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.dledger.events import MemberRole
+from haservice.dledger.node.shell import NodeStatus
+from haservice.errors import RequestError
 from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.lineage import PromoteHeader, SwitchoverHeader
 from haservice.remoting.headers.retry import SendBackHeader
 from haservice.remoting.headers.transactions import EndTransactionHeader
+from haservice.replication.lineage.epochs import Epoch
+from haservice.replication.lineage.file import LineageFile
 from tests.support.brokers import addr_of, node_config, send
 from tests.support.proofs import Told
 from tests.support.waiting import wait_until
@@ -53,6 +61,23 @@ def test_a_broker_turns_when_its_office_is_another(
     office: int | None, leads: int | None, is_leader: bool, epoch: int, turns: bool
 ) -> None:
     assert bool(why_turn(office, leads, is_leader, epoch)) is turns
+
+
+def test_a_slave_looks_for_its_master_after_each_election_and_then_rests() -> None:
+    """Two elections in a row: the nameservers' first answer names a leader that is none any more."""
+    status = NodeStatus(MemberRole.FOLLOWER, 1, "n1", -1)
+    member = types.SimpleNamespace(status=status)
+    ha = MajorityHA(member, BrokerRole.SLAVE, None, None)  # type: ignore[arg-type]
+    ha.follows_another("addr of n1")
+    member.status = status._replace(term=3, leader_id="n2")
+    assert ha.follows_another("addr of n0")
+    assert ha.follows_another("addr of n0"), "n0 led term 2"
+    ha._settles = Deadline(0.0)
+    assert not ha.follows_another("addr of n2")
+    member.status = status._replace(term=4, leader_id="n0")
+    ha.follows_another("addr of n2")
+    ha._settles = Deadline(0.0)
+    assert ha.follows_another("addr of n2"), "n0 has not registered yet"
 
 
 # -- what sends wait for ------------------------------------------------------------------------------
@@ -188,6 +213,28 @@ def test_a_group_of_one_serves_as_the_master(node: BrokerNode) -> None:
     assert facts.member[:3] == ("broker-a", "n0", True)
     assert "haservice_dledger_leads{" in exposition_of(facts).text().decode()
     wait_until(lambda: sum(one.max_offset for _, one in queue.items()) == 20, "all is dispatched")
+
+
+def test_a_group_that_was_a_pair_begins_above_the_pair_s_epochs(tmp_path: Path) -> None:
+    """Nameservers go on believing the newest epoch."""
+    LineageFile(tmp_path).begin(Epoch(3005, 0, "replica"))
+    made = BrokerMember(config_of(tmp_path, free_port_block(6) + 2))
+    made.start()
+    try:
+        wait_until(lambda: made.is_leader, "it leads")
+        assert (made.status.term, made.epoch) == (4, 4000)
+    finally:
+        made.close(Deadline(10.0))
+
+
+def test_commands_are_refused_by_who_does_not_lead_or_has_nobody_to_hand_over_to(node: BrokerNode) -> None:
+    for header, why in (
+        (SwitchoverHeader(), "no other member of broker-a answers that could lead"),
+        (SwitchoverHeader("n7"), "n7 is none of the others"),
+        (PromoteHeader(), "elects its master"),
+    ):
+        with pytest.raises(RequestError, match=why):
+            node.standing.ask(header)
 
 
 def test_a_leader_that_should_not_lead_refuses_sends_and_turns(

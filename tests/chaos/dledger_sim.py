@@ -40,6 +40,8 @@ FAULTS_S = 14.0
 SETTLE_S = 8.0
 # Of what has healed: from here on nobody may begin a new term.
 CALM_S = 4.0
+# So long nobody sends at the end, and then once more, behind the restart of a follower.
+REST_S = 3.0
 STEPS_MAX = 200_000
 # Every so often a seed's messages go through the frames and the JSON of the wire.
 _WIRE_EVERY = 20
@@ -98,6 +100,7 @@ class World:
         """(from, to): no message gets there."""
         self.loss = self.twice = self.late = 0.0
         self.send_s = (0.01, 0.1)
+        self.sends = True
         names = [f"n{number}" for number in range(self.mode.members)]
         peers = {name: f"{name}:40911" for name in names}
         self.nodes = [
@@ -175,6 +178,8 @@ class World:
 
     def send(self) -> None:
         self.clock.after(self.source.uniform(*self.send_s), self.send)
+        if not self.sends:
+            return
         nodes = [one for one in self.nodes if one.up and (one.leads or self.source.random() < 0.02)]
         for node in nodes:
             self.send_to(node, self.source.choice((1, 1, 1, 4)))
@@ -330,6 +335,8 @@ class World:
         self.on(SETTLE_S - CALM_S)
         if not self.verdicts:
             self._judge(len(self.elections) - elections)
+        if not self.verdicts:
+            self._restart_at_rest()
         return self.verdicts
 
     def _judge(self, elections: int) -> None:
@@ -351,6 +358,21 @@ class World:
             if node.member.committed_index < self.ok_index - 4:
                 text = f"{node.name} has committed {node.member.committed_index} of {self.ok_index}"
                 self.broken(Violation.NOT_SETTLED, text)
+
+    def _restart_at_rest(self) -> None:
+        """A follower dies at rest, and may lose what was not flushed: without a message it is whole again."""
+        self.sends = False
+        self.on(REST_S)
+        follower = self.source.choice([one for one in self.nodes if not one.leads])
+        follower.crash(power=True)
+        follower.boot()
+        self.on(REST_S)
+        ends = {
+            (one.log.end_index, one.member.committed_index) for one in self.nodes if one.member is not None
+        }
+        if len(ends) > 1:
+            text = f"{follower.name} was started again at rest; ends, and what is committed: {sorted(ends)}"
+            self.broken(Violation.NOT_SETTLED, text)
 
 
 def _through_frame(command: RemotingCommand) -> RemotingCommand:

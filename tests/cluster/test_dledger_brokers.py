@@ -21,11 +21,7 @@ from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import from_queue
 from haservice.devtools.group import ScratchGroup
 from haservice.errors import HAServiceError
-from haservice.remoting.client import BlockingClient
-from haservice.remoting.codes import RequestCode, ResponseCode
-from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import CreateTopicHeader
-from haservice.remoting.headers.lineage import SwitchoverHeader
 from tests.cluster.support import QUEUES, SETTINGS, TOPIC, frozen, numbered, read, send, send_ok
 from tests.support.waiting import wait_until
 
@@ -132,7 +128,6 @@ def test_what_is_acknowledged_is_read_after_leaders_died_stopped_and_stood_still
 ) -> None:
     group.start_members()
     leader = led(group, admin)
-    refuses_a_switchover(group.addr(leader))
     with Sender(group) as sender:
         died_s = time.monotonic()
         group.processes[leader].kill()
@@ -156,14 +151,6 @@ def test_what_is_acknowledged_is_read_after_leaders_died_stopped_and_stood_still
     level(group, admin, *group.names)
     for name in group.names:
         sender.assert_all_read(admin, group.addr(name))
-
-
-def refuses_a_switchover(addr: str) -> None:
-    request = RemotingCommand.request(RequestCode.SWITCHOVER, SwitchoverHeader("", 1000, 1).encode())
-    with BlockingClient() as client:
-        answer = client.call(addr, request, 10.0)
-    assert answer.code != ResponseCode.SUCCESS
-    assert "elects its master" in (answer.remark or "")
 
 
 def test_without_a_majority_nothing_is_acknowledged_and_a_group_that_died_comes_back_with_everything(

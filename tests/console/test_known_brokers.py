@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from haservice.admin.calls import Broker, MQAdmin
-from haservice.admin.commands.ha.verdict import CheckLimits
+from haservice.admin.commands.ha.findings import CheckLimits
 from haservice.console import watch as watches
 from haservice.console.asking import Asker
 from haservice.console.known import NAMES_MAX, UNLISTED_S, KnownBrokers

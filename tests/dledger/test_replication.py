@@ -79,7 +79,7 @@ def test_nothing_is_appended_behind_a_tail_that_nobody_has_compared() -> None:
 
 def test_a_tail_that_nobody_has_compared_is_not_committed() -> None:
     driven = following(log_of(1, 1, 2))
-    assert told(driven, driven.push(COMMIT, term=4, commit=2))[0] is Code.SUCCESS
+    assert told(driven, driven.push(COMMIT, term=4, commit=2))[0] is Code.INCONSISTENT_STATE
     assert driven.member.committed_index == -1
     driven.push(COMPARE, entry(2, 3), term=4, commit=2)
     assert driven.member.committed_index == -1
@@ -282,6 +282,21 @@ def test_where_two_logs_part_is_found_by_halving() -> None:
     assert asked <= 12
 
 
+def test_what_a_follower_has_beyond_the_entry_that_was_compared_is_not_cut_unseen() -> None:
+    """A push that was long on its way came after the follower had said where it ends: what it has is acknowledged."""
+    driven = leading(log_of(1, 1, 1, 1), term=1)
+    ask, _ = driven.pushes(COMPARE)[0]
+    driven.pushed(ask, Code.INCONSISTENT_STATE, end=1)
+    ask, push = driven.pushes(COMPARE)[0]
+    assert push.entries[0].index == 1
+    driven.pushed(ask, end=2)
+    assert driven.pushes(TRUNCATE) == []
+    ((ask, push),) = driven.pushes(COMPARE)
+    assert push.entries[0].index == 2
+    driven.pushed(ask, end=2)
+    assert [push.entries[0].index for _, push in driven.pushes(APPEND)] == [3]
+
+
 def test_a_leader_whose_first_entries_are_expired_starts_a_follower_at_its_first() -> None:
     log = log_of(*[1] * 20)
     log.expire_before(12)
@@ -406,6 +421,28 @@ def test_inconsistent_state_leads_back_to_a_comparison() -> None:
     driven.step(AppendBodies("a", [b"x"]))
     driven.pushed(driven.pushes(APPEND)[0][0], Code.INCONSISTENT_STATE, end=0)
     assert [ask.peer for ask, _ in driven.pushes(COMPARE)] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "end"), [(Code.INCONSISTENT_STATE, -1), (Code.INCONSISTENT_STATE, 2), (Code.SUCCESS, 1)]
+)
+def test_a_follower_that_was_started_again_is_compared_though_nothing_is_appended(
+    code: DLedgerResponseCode, end: int
+) -> None:
+    """It may have lost what it had; and what is committed counts there once it has been compared."""
+    driven = pushing(log_of(1, 1, 1))
+    driven.on(1.1)
+    ask, _ = driven.pushes(COMMIT)[-1]
+    driven.pushed(ask, code, end=end)
+    assert [push.entries[0].index for _, push in driven.pushes(COMPARE)] == [2]
+
+
+def test_a_follower_that_has_everything_is_left_alone() -> None:
+    driven = pushing(log_of(1, 1, 1))
+    driven.on(1.1)
+    ask, _ = driven.pushes(COMMIT)[-1]
+    driven.pushed(ask, end=2)
+    assert driven.pushes(COMPARE) == []
 
 
 @pytest.mark.parametrize(

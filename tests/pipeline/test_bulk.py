@@ -39,7 +39,8 @@ from haservice.pipeline.decode.counting import TopicTally, counted, counted_colu
 from haservice.pipeline.decode.scan import Damage, edge, judge, pieces, runs, whole_end
 from haservice.pipeline.decode.schema import ARROW_SCHEMA, CORRUPT
 from haservice.pipeline.decode.texts import coded
-from haservice.pipeline.sources.store_view import OpenSegment, StoreView
+from haservice.pipeline.sources.log_segments import OpenSegment
+from haservice.pipeline.sources.store_view import StoreView
 from tests.pipeline.logs import Make, any_message, any_record, damaged, forgery, record, wide, write_log
 from tests.support.messages import message
 

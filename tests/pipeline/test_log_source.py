@@ -39,9 +39,10 @@ from haservice.pipeline.decode.by_queue import EntryRange
 from haservice.pipeline.decode.reading import DamagedLog
 from haservice.pipeline.decode.schema import CORRUPT, NAMES, SPARK_SCHEMA, spark_schema
 from haservice.pipeline.sources import log_source
+from haservice.pipeline.sources.log_segments import SegmentGone
 from haservice.pipeline.sources.log_source import LogReader, LogSource
 from haservice.pipeline.sources.options import LogSourceOptions, read_options
-from haservice.pipeline.sources.store_view import SegmentGone, StoreView
+from haservice.pipeline.sources.store_view import StoreView
 from tests.pipeline.filled import SEGMENT_BYTES, close, fill, flip, options
 from tests.support.messages import STORE_HOST, Clock, message
 

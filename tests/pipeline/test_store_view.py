@@ -17,11 +17,11 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
 from commitlog.disk.store_lock import boot_id
-from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.kernel.records import NewMessage
 from commitlog.store import Store
-from haservice.pipeline.sources.store_view import ENTRY, SegmentGone, StoreView
+from haservice.pipeline.sources.log_segments import SegmentGone
+from haservice.pipeline.sources.store_view import ENTRY, StoreView
 from tests.pipeline.logs import damaged, record, write_log
 from tests.support.messages import STORE_HOST, Clock, log_options, message
 
@@ -297,16 +297,3 @@ def test_what_a_broker_has_not_confirmed_is_not_read(tmp_path: Path) -> None:
     )  # of a broker that has stopped
     assert not view.live()
     assert view.confirmed_end() == end
-
-
-def test_a_log_on_dledger_is_refused_with_the_way_to_read_it(tmp_path: Path) -> None:
-    """Also one that changed over: its classic files are only its beginning."""
-    filled(tmp_path).close()
-    entries = EntryStore(
-        EntryStoreOptions(tmp_path / "dledger-n0", data_file_bytes=SEGMENT_BYTES, index_file_bytes=320)
-    )
-    entries.append(1, [b"an entry"])
-    entries.close()
-    for path in (tmp_path, tmp_path / "dledger-n0" / "data"):
-        with pytest.raises(StoreUnreadable, match="through its brokers"):
-            StoreView(path)

@@ -19,6 +19,9 @@ from haservice.dledger.member import PeerProgress
 from haservice.replication.status import HAStatus, Lack, MasterLinkStatus, NotInSync, SlaveStatus
 from haservice.replication.wire.protocol import MasterState, SlaveState
 
+# By then a leader has registered itself, whoever was registered before.
+SETTLES_S = 10.0
+
 
 class MajorityHA:
     """An HAService without threads."""
@@ -30,6 +33,8 @@ class MajorityHA:
         self._log = log
         # Whom the group followed when the master's address was new, and that address.
         self._followed: tuple[str | None, str | None] = (None, None)
+        # Nameservers may still name the leader of the term before this one.
+        self._term, self._settles = -1, Deadline(0.0)
 
     def start(self) -> None:
         """The member has been started with the process."""
@@ -42,12 +47,16 @@ class MajorityHA:
         return self._log.end
 
     def follows_another(self, master_addr: str | None) -> bool:
-        """Whether the group follows another leader than when `master_addr` became the master's address."""
-        leader_id, (followed, known_addr) = self.member.status.leader_id, self._followed
+        """Whether the group may follow another leader than when `master_addr` became the master's address.
+
+        Said for a while after an election: two in a row may be over before nameservers know of the first.
+        """
+        status, (followed, known_addr) = self.member.status, self._followed
+        if status.term != self._term:
+            self._term, self._settles = status.term, Deadline(SETTLES_S)
         if master_addr != known_addr:
-            self._followed = leader_id, master_addr
-            return master_addr is None
-        return master_addr is None or leader_id != followed
+            self._followed = followed, _ = status.leader_id, master_addr
+        return master_addr is None or status.leader_id != followed or not self._settles.expired
 
     def status(self) -> HAStatus:
         member = self.member
@@ -83,7 +92,7 @@ class MajorityHA:
         )
 
     def _slave(self, one: PeerProgress) -> SlaveStatus:
-        store = self.member.node.store
+        member, store = self.member, self.member.node.store
         end, reached = store.end, 0
         if one.match_index != NONE:
             try:
@@ -93,9 +102,9 @@ class MajorityHA:
         lag = max(0, end - reached)
         lack: Lack | None = None
         if not one.is_live:
-            lack = Lack(NotInSync.NO_REPORT)
-        elif one.lag > self.member.settings.transfer_lag_max:
-            lack = Lack(NotInSync.BYTES_BEHIND, (lag, "1,000 entries"))
+            lack = Lack(NotInSync.SILENT, (member.settings.patience_s,))
+        elif one.lag >= member.settings.transfer_lag_max:
+            lack = Lack(NotInSync.ENTRIES_BEHIND, (one.lag, member.settings.transfer_lag_max))
         return SlaveStatus(
             addr=one.address,
             state=(MasterState.TRANSFER if one.is_live else MasterState.CLOSED).value,

@@ -6,7 +6,8 @@
     anything else           master                      it takes no send from that moment on, and starts as a slave
     follows, or stands      slave                       all is well
 
-Who is the master, the group elects.  So commands that make or unmake a pair's master are refused here.
+Who is the master, the group elects.  A switchover hands the leadership over to another member; all other commands
+that make or unmake a pair's master are refused here.
 """
 
 from __future__ import annotations
@@ -20,13 +21,24 @@ from haservice.broker.majority.member import BrokerMember
 from haservice.broker.roles.rules import RoleInForce
 from haservice.broker.roles.state import RoleState, refused
 from haservice.configuration.settings import NodeConfig
+from haservice.deadline import Deadline
+from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.events import MemberRole
 from haservice.remoting.headers.clients import ExtHeader
-from haservice.remoting.headers.lineage import LineageBody, SwitchoverHeader
+from haservice.remoting.headers.lineage import OF_GROUP, LineageBody, SwitchoverBody, SwitchoverHeader
 from haservice.remoting.json_body import JSONBody
 
 # How often it looks, whatever the member says.
 _LOOK_S = 1.0
+# Why a member was not handed the leadership, where the code's name does not say it.
+_WHY_NOT = {
+    DLedgerResponseCode.FALL_BEHIND_TOO_MUCH: "it does not answer, or has too many entries to fetch: see "
+    "dLegerEntriesBehind in mqadmin brokerStatus",
+    DLedgerResponseCode.TAKE_LEADERSHIP_FAILED: "it did not come level in time, or no majority voted for it",
+    DLedgerResponseCode.TIMEOUT: "it did not come level and win its votes in time",
+    DLedgerResponseCode.NETWORK_ERROR: "it cannot be reached",
+    DLedgerResponseCode.EXPIRED_TERM: "another member stood meanwhile",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,8 @@ class MajorityKeeper:
         self._turn = turn
         self._master_addr = master_addr
         self._turning = ""
+        # Held while a switchover is under way: the broker turns once its answer is given.
+        self._handing_over = threading.Lock()
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -85,7 +99,7 @@ class MajorityKeeper:
         member, status = self._member, self._member.status
         is_leader = status.role is MemberRole.LEADER
         why = why_turn(self._opened.office, member.office, is_leader, status.term)
-        if why and not self._turning:
+        if why and not self._turning and not self._handing_over.locked():
             self._turning = why
             self._turn(why)
 
@@ -114,10 +128,11 @@ class MajorityKeeper:
         behind = {one.peer: one.lag for one in member.peers()}
         return {
             "brokerRole": self.role.role.value,
-            "roleFrom": "dledger",
+            "roleFrom": OF_GROUP,
             "roleWhy": self._why(),
             "dLegerGroup": settings.group,
             "dLegerSelfId": settings.self_id,
+            "dLegerMembers": " ".join(settings.peers),
             "dLegerRole": status.role.value,
             "dLegerTerm": str(status.term),
             "dLegerLeaderId": status.leader_id or "",
@@ -133,18 +148,49 @@ class MajorityKeeper:
         return f"{leader} {self._member.settings.group} in term {status.term}"
 
     def ask(self, header: ExtHeader) -> JSONBody:
-        """Raises RequestError for all that a group does itself."""
-        members = ", ".join(self._member.settings.peers)
-        hint = "after a death another member takes over by itself"
+        """Hands the leadership over.  Raises RequestError if that fails, and for all that a group does itself."""
         if isinstance(header, SwitchoverHeader):
-            hint = "a leader that is stopped (mqshutdown broker) hands over first, and preferredLeaderId says to whom"
+            if not self._handing_over.acquire(blocking=False):
+                raise refused("another switchover is under way")
+            try:
+                return self._hand_over(header)
+            finally:
+                self._handing_over.release()
+                self.wake()
+        settings = self._member.settings
         raise refused(
-            f"this broker's log is that of the DLedger group {self._member.settings.group} ({members}), which elects "
-            f"its master: {hint}; {self._why()}"
+            f"this broker's log is that of the DLedger group {settings.group} ({', '.join(settings.peers)}), which "
+            f"elects its master: after a death another member takes over by itself; {self._why()}"
         )
 
+    def _hand_over(self, header: SwitchoverHeader) -> SwitchoverBody:
+        member, settings = self._member, self._member.settings
+        if self.office is None or not member.is_leader:
+            raise refused(f"only the leader hands over, and this broker is not it: {self._why()}")
+        to = header.target or member.nearest()
+        if to is None:
+            raise refused(f"no other member of {settings.group} answers that could lead: {self._why()}")
+        if to not in settings.others:
+            raise refused(f"{to} is none of the others: {', '.join(settings.others)}")
+        if settings.preferred_leaders and to not in settings.preferred_leaders:
+            raise refused(
+                f"preferredLeaderId={','.join(settings.preferred_leaders)} leads whenever it is there and level, so "
+                f"{to} would hand over to it at once: change the key in all members' files, and start them again"
+            )
+        end, deadline = self._opened.store.log.end, Deadline(header.timeout_millis / 1000)
+        code = member.hand_over_to(to, deadline.remaining)
+        handed = code is DLedgerResponseCode.SUCCESS
+        # Slow disks make elections slow: whoever has been told to stand may still win, or somebody else.
+        while member.status.leader_id is None or (handed and member.is_leader):
+            if deadline.expired:
+                break
+            member.changed.take(min(_LOOK_S, deadline.remaining))
+        if member.status.leader_id != to:
+            raise refused(f"{to} does not take over: {_WHY_NOT.get(code, code.name)}; {self._why()}")
+        return SwitchoverBody(to, member.status.term, end)
+
     def describe(self, role: RoleInForce | None = None) -> LineageBody:
-        """Who we are and what our log is.  A group's terms are not a pair's epochs: none are told."""
+        """Who we are and what our log is.  A group's terms are not a pair's epochs: only the present one is told."""
         opened, role = self._opened, role or self.role
         config, log = opened.config, opened.store.log
         return LineageBody(
@@ -160,10 +206,11 @@ class MajorityKeeper:
             log_start=log.start,
             log_end=log.end,
             flushed=log.flushed,
-            role_from="dledger",
+            role_from=OF_GROUP,
             role_why=self._why(),
             held="" if role.role.is_slave else log.writable or "",
             master_addr=self._master_addr() or "" if role.role.is_slave else "",
-            changing=bool(self._turning),
+            changing=bool(self._turning) or self._handing_over.locked(),
+            group_epoch=self._member.status.term,
             promise=f"flushDiskType={config.log.flush_disk_type.value}, majority of {len(self._member.settings.peers)}",
         )

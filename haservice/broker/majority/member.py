@@ -32,6 +32,8 @@ from haservice.dledger.member import PeerProgress
 from haservice.dledger.node.node import DLedgerNode
 from haservice.dledger.node.shell import NodeStatus
 from haservice.dledger.settings import MemberSettings
+from haservice.replication.lineage.epochs import PROMOTION_STEP
+from haservice.replication.lineage.file import LineageFile
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class BrokerMember:
             sync=flushes_at_once(config),
             flush_interval_s=config.log.flush_interval_ms / 1000,
             stamp=stamp_place,
+            least_term=_promotions(config),
             on_status=self._on_status,
             on_committed=self._on_committed,
             on_failure=self._on_failure,
@@ -96,18 +99,24 @@ class BrokerMember:
 
     def hand_over(self, deadline: Deadline) -> None:
         """A leader that is about to stop lets the member lead that is nearest to it, if there is one."""
-        status = self.node.status
-        if status.role is not MemberRole.LEADER:
-            return
+        to = self.nearest()
+        if to is not None:
+            self.hand_over_to(to, deadline.remaining)
+
+    def nearest(self) -> str | None:
+        """Of a leader: the member that is there, and has most of its log; None if nobody is."""
         live = [one for one in self.node.peers() if one.is_live]
-        if not live:
-            return
-        to = min(live, key=lambda one: one.lag).peer
+        return min(live, key=lambda one: one.lag).peer if live else None
+
+    def hand_over_to(self, to: str, within_s: float = HAND_OVER_S) -> DLedgerResponseCode:
+        """Lets `to` lead, if this member does now; says what came of it.  Blocks, for HAND_OVER_S at most."""
+        before = self.node.status.term
         try:
-            code = self.node.hand_over(to).result(min(HAND_OVER_S, deadline.remaining))
+            code = self.node.hand_over(to).result(min(HAND_OVER_S, within_s))
         except TimeoutError:
             code = DLedgerResponseCode.TIMEOUT
-        logger.info("leadership handed over to=%s term=%d result=%s", to, status.term, code.name)
+        logger.info("leadership handed over to=%s term=%d result=%s", to, before, code.name)
+        return code
 
     # -- what it is ---------------------------------------------------------------------------------
 
@@ -117,8 +126,8 @@ class BrokerMember:
 
     @property
     def epoch(self) -> int:
-        """What others than the group call its term."""
-        return self.node.status.term
+        """What nameservers are told of its term: each leader is elected, as a pair's master is promoted."""
+        return self.node.status.term * PROMOTION_STEP
 
     @property
     def is_leader(self) -> bool:
@@ -216,6 +225,18 @@ class BrokerMember:
         if self._attached is not None:
             self._attached.on_failure(thread, error)
         self.changed.give()
+
+
+def _promotions(config: NodeConfig) -> int:
+    """Of the pair that had this log before: the first term is the next promotion.  So all that knew the pair's epochs
+    believe the group's leader.  Raises OSError.
+    """
+    if not (config.log.root / "lineage").is_dir():
+        return 0
+    state = LineageFile(config.log.root, log_path=config.log.log_path).state
+    last, pledge = state.lineage.last, state.pledge
+    known = (state.sealed, state.joined, last.number if last else 0, pledge.epoch if pledge else 0)
+    return max(known) // PROMOTION_STEP
 
 
 def _led(status: NodeStatus) -> int | None:

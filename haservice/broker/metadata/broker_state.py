@@ -35,6 +35,9 @@ SIZE_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 class Log(store_queues.Log, Protocol):
     @property
+    def first_record(self) -> int: ...
+
+    @property
     def flushed(self) -> int: ...
 
     @property
@@ -125,7 +128,8 @@ class StateProcessor:
         if log.end <= log.start:
             return store_queues.UNKNOWN_MS
         try:
-            time_ms = stored_at(log.read(log.start, STORED_BYTES), log.start)
+            first = log.first_record
+            time_ms = stored_at(log.read(first, STORED_BYTES), first)
         except CommitLogError:
             time_ms = None
         return store_queues.UNKNOWN_MS if time_ms is None else time_ms

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from haservice.admin.commands.dledger.members import group_look
 from haservice.console.changes.running import RoleChange
 from haservice.console.questions.lease import coordinator_named, look_at_lease
 from haservice.console.replica_rows import charts_of, epochs_of, notes, rows_of
@@ -46,6 +47,7 @@ async def _facts(visit: Visit) -> dict[str, Any]:
         "charts": charts_of(watch.samples(name), look.at_ms / 1000),
         "timeline": epochs,
         "epochs": table,
+        "group": group_look(seen),
         "changes": changes,
         "lease": lease,
     }

@@ -62,12 +62,16 @@ class DLedgerNode:
         sync: bool = True,
         flush_interval_s: float = FLUSH_INTERVAL_S,
         stamp: Stamp | None = None,
+        least_term: int = 0,
         files: Files | None = None,
         on_status: Callable[[NodeStatus], None] = lambda status: None,
         on_failure: OnFailure = lambda name, error: None,
         on_committed: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """Opens the store.  Raises StoreLocked, StoreUnreadable, LogNotWritable."""
+        """Opens the store.  Every term of this member is above `least_term`.
+
+        Raises StoreLocked, StoreUnreadable, LogNotWritable, OSError.
+        """
         self._settings = settings
         self._files: Files = files if files is not None else OSFiles()
         self._on_status, self._on_failure = on_status, on_failure
@@ -75,6 +79,8 @@ class DLedgerNode:
         try:
             path = options.directory / "currterm"
             self._term_file = TermFile(self._files, path, self.store.end_term)
+            if self._term_file.now.term < least_term:
+                self._term_file.save(least_term, None)
         except BaseException:
             self.store.close(clean=False)
             raise

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from commitlog.dledger.entries import parse_head
+from commitlog.dledger.scan import bodies
+from commitlog.errors import CorruptEntry
 from commitlog.kernel import loops
 from commitlog.kernel.layout import (
     AT,
@@ -48,16 +51,20 @@ _HEX = np.frombuffer(np.arange(1 << 16, dtype=np.uint16).tobytes().hex().upper()
 
 
 class LogWindow:
-    """Bytes of one segment, from log offset `offset` on; from there the segment has `room` bytes."""
+    """Bytes of one segment, from log offset `offset` on; from there the segment has `room` bytes.
 
-    __slots__ = ("bytes", "data", "offset", "room", "view")
+    `head_bytes`: of the entry's head before each record, in a log on DLedger; else 0.
+    """
 
-    def __init__(self, data: bytes, offset: int, room: int) -> None:
+    __slots__ = ("bytes", "data", "head_bytes", "offset", "room", "view")
+
+    def __init__(self, data: bytes, offset: int, room: int, head_bytes: int = 0) -> None:
         self.view = memoryview(data)
         self.data = np.frombuffer(self.view, np.uint8)
         self.bytes = len(self.view)
         self.offset = offset
         self.room = room
+        self.head_bytes = head_bytes
 
     def ints(self, places: Ints, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         """The numbers of numpy type `kind`, as stored, that begin at `places`; each must be in the window."""
@@ -72,8 +79,11 @@ def sound_run(
 ) -> Records:
     """The sound records that follow each other from the window's begin on, and begin in it before `until`.
 
-    Each record states its own offset.  With `anywhere` that is believed, else it must match the window's.
+    Each record states its own offset.  With `anywhere` that is believed, else it must match the window's.  Of a log on
+    DLedger these are the records in its entries; an entry without a body is passed.
     """
+    if window.head_bytes:
+        return _in_entries(window, window.bytes if until is None else until, rows_max)
     layout = np.empty((len(LAYOUT), min(window.bytes // RECORD_BYTES_MIN, rows_max)), np.int64)
     offset = loops.ANYWHERE if anywhere else window.offset
     until = window.bytes if until is None else until
@@ -81,6 +91,18 @@ def sound_run(
     said = window.ints(layout[0] + AT["physical_offset"], ">i8").astype(np.int64) if anywhere else None
     records = Records(window, layout, said)
     return records.first(int(np.append(records.has_topic, False).argmin()))
+
+
+def _in_entries(window: LogWindow, until: int, rows_max: int) -> Records:
+    spans = np.array(bodies(window.view, until, window.offset, rows_max), np.int64).reshape(-1, 2)
+    begins, ends = np.ascontiguousarray(spans[spans[:, 0] < spans[:, 1]].T)
+    records, sound = sound_at(window, begins, ends - begins, begins + window.offset)
+    end = int(spans[-1, 1]) if len(spans) else 0
+    if not sound.all():
+        first = int(sound.argmin())
+        records, end = records.first(first), int(begins[first]) - window.head_bytes
+    records.end_offset = window.offset + end
+    return records
 
 
 def sound_at(window: LogWindow, places: Ints, sizes: Ints, physical_offsets: Ints) -> tuple[Records, Flags]:
@@ -127,6 +149,8 @@ class Records:
         self.properties_end = self.places + self.sizes
         self.physical_offsets = self.places + window.offset if physical_offsets is None else physical_offsets
         self.topics = coded(window.data, self._topic_at, self._topic_end) if topics is None else topics
+        self.end_offset = int(self.physical_offsets[-1] + self.sizes[-1]) if len(self) else window.offset
+        """The log offset at which the last record ends, and entries without one that follow it."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -170,11 +194,6 @@ class Records:
         heads[name] = self.window.ints(self.places + AT[name] + by, _HEAD[name])
 
     # -- fields -------------------------------------------------------------------------------------
-
-    @property
-    def end_offset(self) -> int:
-        """The log offset at which the last record ends."""
-        return int(self.physical_offsets[-1] + self.sizes[-1])
 
     @property
     def queue_ids(self) -> npt.NDArray[np.int32]:
@@ -248,5 +267,11 @@ def is_blank(window: LogWindow, place: int) -> bool:
     """Whether the rest of the segment from `place` on is a blank."""
     if window.bytes - place < BLANK_BYTES:
         return False
+    if window.head_bytes:
+        try:
+            head = parse_head(window.view, place, window.room - place)
+        except CorruptEntry:
+            return False
+        return head is not None and head.is_blank
     size, magic = BLANK.unpack_from(window.view, place)
     return bool(magic == BLANK_MAGIC and size == window.room - place)

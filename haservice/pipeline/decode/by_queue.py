@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,11 @@ from pyspark.sql.datasource import InputPartition
 
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from haservice.pipeline.decode.bulk import ROWS_MAX, WINDOW_BYTES, LogWindow, Records, sound_at
-from haservice.pipeline.decode.scan import Damage, judge
+from haservice.pipeline.decode.scan import Damage, judge_record
 from haservice.pipeline.decode.selection import Selection
+from haservice.pipeline.sources.log_segments import LogSegment, OpenSegment
 from haservice.pipeline.sources.options import offsets_of
-from haservice.pipeline.sources.store_view import (
-    PRE_BLANK_SIZE,
-    LogSegment,
-    OpenSegment,
-    QueueView,
-    StoreView,
-    segment_path,
-)
+from haservice.pipeline.sources.store_view import PRE_BLANK_SIZE, QueueView, StoreView
 
 # If a topic fills more than one part in so many of the log, reading the whole log is faster.
 RARE = 32
@@ -44,7 +37,7 @@ class EntryRange(InputPartition):
     """Entries `begin` up to `end` of one queue; their records lie from `low` up to `high`."""
 
     broker_name: str
-    log_directory: Path
+    view: StoreView
     segment_bytes: int
     queue: QueueView
     begin: int
@@ -63,11 +56,10 @@ def ranges_by_queue(
     """
     if selection.topics is None or ((view.root / "abort").exists() and not view.live()):
         return None
-    dispatched = max((_behind_last(queue) for queue in view.queues().values()), default=0)
-    high = min(high, dispatched)
+    # Looks at the queues again later: once this is known, none of their entries below it is missing.
+    high = min(high, view.dispatched())
     if high <= low:
         return None
-    # Looks at the queues again, now that `dispatched` is known: an earlier look may lack entries below it.
     queues = [
         queue
         for (topic, queue_id), queue in view.queues().items()
@@ -81,7 +73,7 @@ def ranges_by_queue(
     step = min(_ENTRIES_PER_TASK, max(1, -(-count // partitions_min)))
     segment_bytes = view.segments()[0].size
     parts = [
-        EntryRange(name, view.log_directory, segment_bytes, queue, at, min(at + step, end), low, high)
+        EntryRange(name, view, segment_bytes, queue, at, min(at + step, end), low, high)
         for queue, begin, end in wanted
         for at in range(begin, end, step)
     ]
@@ -91,12 +83,6 @@ def ranges_by_queue(
 def _wants(selection: Selection, column: str, number: int) -> bool:
     bounds = selection.bounds.get(column)
     return bounds is None or bool(bounds.mask(np.array([number]))[0])
-
-
-def _behind_last(queue: QueueView) -> int:
-    """The log offset at which the last entry's record ends."""
-    (last,) = queue.entries(queue.end - 1, queue.end)
-    return int(last["offset"]) + int(last["size"]) if last["size"] != PRE_BLANK_SIZE else 0
 
 
 def _numbers(name: str, queue: QueueView, low: int, high: int, selection: Selection) -> tuple[int, int]:
@@ -124,15 +110,10 @@ def pieces_by_queue(part: EntryRange) -> Iterator[tuple[LogSegment, Records | Da
     for at in range(part.begin, part.end, ROWS_MAX):
         entries = part.queue.entries(at, min(at + ROWS_MAX, part.end))
         for of_segment in _by_segment(part, entries):
-            segment = _segment(part, int(of_segment["offset"][0]))
+            segment = part.view.segment_at(int(of_segment["offset"][0]), part.segment_bytes)
             with segment.open(scattered=True) as log:
                 for piece in _gathered(log, of_segment):
                     yield segment, piece
-
-
-def _segment(part: EntryRange, offset: int) -> LogSegment:
-    start = offset - offset % part.segment_bytes
-    return LogSegment(segment_path(part.log_directory, start), start, part.segment_bytes)
 
 
 def _by_segment(part: EntryRange, entries: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
@@ -169,7 +150,7 @@ def _judged(log: OpenSegment, parts: list[bytes], offsets: list[int]) -> Iterato
     window, places = LogWindow(data, 0, len(data)), np.cumsum(sizes) - sizes
     records, sound = sound_at(window, places, sizes, np.array(offsets, np.int64))
     for number in np.flatnonzero(~sound).tolist():
-        found, reason = judge(log, offsets[number], log.end)
+        found, reason = judge_record(log, offsets[number], log.end)
         reason = reason or f"has {found} bytes, {len(parts[number])} by its consume queue"
         yield Damage(offsets[number], offsets[number] + len(parts[number]), reason)
     if len(records):

@@ -71,7 +71,11 @@ class TopicTally:
 
 
 def tallied(window: LogWindow, until: int) -> TopicTally | Records:
-    """The window as a tally; as records where one's topic is not UTF-8, for that one is not sound."""
+    """The window as a tally; as records where one's topic is not UTF-8, for that one is not sound, and in a log on
+    DLedger, where records lie in entries.
+    """
+    if window.head_bytes:
+        return sound_run(window, until)
     tally = TopicTally(window, until)
     return tally if all(map(is_utf8, tally.topics)) else sound_run(window, until)
 

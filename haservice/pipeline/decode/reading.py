@@ -13,15 +13,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from haservice.errors import HAServiceError
-from haservice.pipeline.decode.bulk import WINDOW_BYTES, LogWindow, Records, sound_run
+from haservice.pipeline.decode.bulk import WINDOW_BYTES, Records, sound_run
 from haservice.pipeline.decode.by_queue import EntryRange, pieces_by_queue
 from haservice.pipeline.decode.columns import record_batch
 from haservice.pipeline.decode.counting import BODY_BYTES, STORE_BYTES, TopicTally, counted, tallied
-from haservice.pipeline.decode.scan import Damage, edge, runs
+from haservice.pipeline.decode.scan import Damage, edge, runs, window_at
 from haservice.pipeline.decode.schema import CORRUPT, CORRUPT_BODY_BYTES_MAX
 from haservice.pipeline.decode.selection import Selection
+from haservice.pipeline.sources.log_segments import LogSegment, OpenSegment, SegmentGone
 from haservice.pipeline.sources.options import LogSourceOptions, Mode
-from haservice.pipeline.sources.store_view import LogSegment, OpenSegment, SegmentGone
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +164,5 @@ def first_stored_ms(log: OpenSegment, offset: int) -> int | None:
     """When the record at `offset` was stored; None if no record begins there, or a very long one."""
     if not log.start <= offset < log.end:
         return None
-    window = LogWindow(log.read(offset, min(_LOOK_BYTES, log.end - offset)), offset, log.end - offset)
-    records = sound_run(window, rows_max=1)
+    records = sound_run(window_at(log, offset, min(_LOOK_BYTES, log.end - offset)), rows_max=1)
     return int(records.store_ms[0]) if len(records) else None

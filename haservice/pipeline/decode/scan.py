@@ -6,7 +6,8 @@
 
 Damage is a range from a place where no sound record begins to the next place where one does.  An edge is any
 place where a scan by pieces() begins a record or damage.  edge() finds one near any place without a scan from
-the segment's start.  So a segment can be read from many places at once, and each record is read once.
+the segment's start.  So a segment can be read from many places at once, and each record is read once.  In a log on
+DLedger each record lies in an entry, behind its head: there an edge is where an entry begins.
 
 How edge() works: bytes that look like a record in every field may still lie inside another record's body.
 But if no other place that looks like a record encloses them, they are no part of a body, for the enclosing
@@ -21,7 +22,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from commitlog.errors import CorruptRecord
+from commitlog.dledger import entries
+from commitlog.dledger.layout import HEAD_BYTES as ENTRY_HEAD_BYTES
+from commitlog.errors import CorruptEntry, CorruptRecord
 from commitlog.kernel.layout import (
     BLANK,
     BLANK_BYTES,
@@ -56,6 +59,10 @@ class ScannedSegment(Protocol):
 
     @property
     def end(self) -> int: ...
+
+    @property
+    def head_bytes(self) -> int:
+        """Before each record: of the entry that it lies in, or 0."""
 
     def read(self, offset: int, size: int, /) -> bytes:
         """Returns all of the bytes, or raises an error."""
@@ -113,11 +120,11 @@ def runs(
         size = min(wanted, limit - position)
         if wanted == window_bytes:
             size = min(size, end - position + _NEAR_BYTES)
-        window = LogWindow(log.read(position, size), position, log.end - position)
+        window = window_at(log, position, size)
         if is_blank(window, 0):
             return
         made = run(window, end - position)
-        if len(made):
+        if made.end_offset > position:
             position, wanted = made.end_offset, window_bytes
             yield made
             continue
@@ -130,7 +137,37 @@ def runs(
         position = resume
 
 
+def window_at(log: ScannedSegment, offset: int, size: int) -> LogWindow:
+    return LogWindow(log.read(offset, size), offset, log.end - offset, log.head_bytes)
+
+
 def judge(log: ScannedSegment, offset: int, end: int) -> tuple[int, str]:
+    """Size of the sound record, or of the entry with one or with none, at `offset`; or 0 and the reason why there is
+    none.  The body of the record is not read.
+    """
+    if not log.head_bytes:
+        return judge_record(log, offset, end)
+    room = end - offset
+    try:
+        head = entries.parse_head(log.read(offset, min(ENTRY_HEAD_BYTES, room)), 0, log.end - offset)
+        if head is None:
+            return 0, f"only {room} bytes are left"
+        if head.is_blank:
+            return 0, f"blank of {head.size} bytes"
+        entries.check_place(head, offset)
+    except CorruptEntry as error:
+        return 0, error.reason
+    if head.size > room:
+        return 0, f"announces an entry of {head.size} bytes, left are {room}"
+    if not head.body_size:
+        return head.size, ""
+    found, reason = judge_record(log, offset + ENTRY_HEAD_BYTES, offset + head.size)
+    if found and found != head.body_size:
+        found, reason = 0, f"a record of {found} bytes in an entry's body of {head.body_size}"
+    return (head.size, "") if found else (0, reason)
+
+
+def judge_record(log: ScannedSegment, offset: int, end: int) -> tuple[int, str]:
     """Size of the sound record at `offset`, or 0 and the reason why there is none.  Its body is not read."""
     room = end - offset
     head = bytes(log.read(offset, min(_HEAD_BYTES_MAX, room)))
@@ -175,13 +212,20 @@ def next_sound(log: ScannedSegment, begin: int, end: int) -> int:
 
 
 def sound_places(log: ScannedSegment, begin: int, end: int, room_end: int) -> tuple[Ints, Ints]:
-    """Where sound records seem to begin between `begin` and `end`, and where each of them ends."""
-    data = log.read(begin, min(end + RECORD_BYTES_MIN, room_end) - begin)
+    """Where sound records, or entries with one, seem to begin between `begin` and `end`, and where each ends."""
+    head_bytes = log.head_bytes
+    data = log.read(begin, min(end + head_bytes + RECORD_BYTES_MIN, room_end) - begin)
     found, crossing = candidates(LogWindow(data, begin, room_end - begin))
     starts, ends = found.places + begin, found.places + found.sizes + begin
-    cut = [(at, at + judge(log, at, room_end)[0]) for at in (crossing + begin).tolist()]
+    cut = [(at, at + judge_record(log, at, room_end)[0]) for at in (crossing + begin).tolist()]
     more = np.array([pair for pair in cut if pair[1] > pair[0]], np.int64).reshape(-1, 2)
     starts, ends = np.concatenate((starts, more[:, 0])), np.concatenate((ends, more[:, 1]))
+    if head_bytes:
+        led = [
+            entries.leads_to(data, at - begin - head_bytes, at - head_bytes, stop - at)
+            for at, stop in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        starts, ends = starts[led] - head_bytes, ends[led]
     order = np.argsort(starts)[: np.count_nonzero(starts < end)]
     return starts[order], ends[order]
 
@@ -219,8 +263,12 @@ def last_record(log: ScannedSegment, end: int) -> int | None:
 
 def edge_or_blank(log: ScannedSegment, place: int, end: int) -> int:
     """The first edge at or behind `place`; or `place` itself if a blank begins there."""
-    window = LogWindow(log.read(place, min(BLANK_BYTES, log.end - place)), place, log.end - place)
-    return place if is_blank(window, 0) else edge(log, place, end)
+    return place if blank_at(log, place) else edge(log, place, end)
+
+
+def blank_at(log: ScannedSegment, place: int) -> bool:
+    """Whether the rest of the segment is a blank."""
+    return is_blank(window_at(log, place, min(BLANK_BYTES, log.end - place)), 0)
 
 
 def _walk(log: ScannedSegment, begin: int, place: int, end: int) -> int:
@@ -243,14 +291,17 @@ def whole_end(log: ScannedSegment, begin: int, limit: int, *, growing: bool = Fa
     for piece in pieces(log, begin, limit, window_bytes=_SEARCH_BYTES):
         if isinstance(piece, Damage):
             continue
+        if not len(piece):
+            end = piece.end_offset
+            continue
         stored = piece.store_ms
-        if newest_ms is not None and end != piece.physical_offsets[0] and stored[0] < newest_ms:
+        if newest_ms is not None and end != piece.window.offset and stored[0] < newest_ms:
             break
         newest_ms = int(stored[-1])
         last, before = piece, end
         end = piece.end_offset
     if growing and last is not None and not _is_there(last):
-        return int(last.physical_offsets[-1]) if len(last) > 1 else before
+        return int(last.physical_offsets[-1]) - log.head_bytes if len(last) > 1 else before
     return end
 
 

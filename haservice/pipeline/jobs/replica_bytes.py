@@ -23,7 +23,8 @@ from commitlog.kernel.layout import BLANK_BYTES
 from haservice.errors import HAServiceError
 from haservice.pipeline.decode.scan import RECORD_BYTES_MAX, Damage, edge, pieces
 from haservice.pipeline.decode.tasks import by_arrow
-from haservice.pipeline.sources.store_view import OpenSegment, SegmentGone, StoreView
+from haservice.pipeline.sources.log_segments import OpenSegment
+from haservice.pipeline.sources.store_view import StoreView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -248,10 +249,7 @@ def _blank_begin(path: str, start: int) -> int:
             back *= 4
         end = begin
         for piece in pieces(log, begin, log.end):
-            if isinstance(piece, Damage):
-                end = piece.end
-            else:
-                end = int(piece.physical_offsets[-1] + piece.sizes[-1])
+            end = piece.end if isinstance(piece, Damage) else piece.end_offset
         return end
 
 
@@ -287,11 +285,7 @@ def _compare_piece(sides: Sequence[Side], segment: int, begin: int, end: int) ->
 def _read(one: Side, begin: int, end: int) -> bytes:
     view = StoreView(one.path)
     start = begin - begin % one.segment_bytes
-    path = view.log_directory / f"{start:020d}"
-    segment = next((found for found in view.find_segments() if found.start == start), None)
-    if segment is None:
-        raise SegmentGone(path)
-    with segment.open() as log:
+    with view.segment_at(start, one.segment_bytes).open() as log:
         return _bytes(log, begin, end)
 
 

@@ -13,7 +13,8 @@ from typing import TypedDict
 
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from haservice.pipeline.decode.scan import edge_or_blank, last_record
-from haservice.pipeline.sources.store_view import OpenSegment, StoreView
+from haservice.pipeline.sources.log_segments import OpenSegment
+from haservice.pipeline.sources.store_view import StoreView
 
 
 class LogMark(TypedDict):

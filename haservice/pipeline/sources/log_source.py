@@ -41,6 +41,7 @@ from haservice.pipeline.decode.scan import Damage, pieces
 from haservice.pipeline.decode.schema import NAMES, arrow_schema, spark_schema
 from haservice.pipeline.decode.selection import Selection
 from haservice.pipeline.sources.log_offsets import Offset, is_held, mark, next_edge, place_of
+from haservice.pipeline.sources.log_segments import LogSegment
 from haservice.pipeline.sources.options import (
     EARLIEST,
     LATEST,
@@ -50,7 +51,7 @@ from haservice.pipeline.sources.options import (
     one_sentence,
     read_options,
 )
-from haservice.pipeline.sources.store_view import LogSegment, StoreView
+from haservice.pipeline.sources.store_view import StoreView
 from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
@@ -479,7 +480,7 @@ def _advance(view: StoreView, begin: int, end: int, rows: int) -> tuple[int, int
                 if isinstance(piece, Damage):
                     position, left = piece.end, left - 1
                 elif len(piece) > left:
-                    return int(piece.physical_offsets[left]), rows
+                    return int(piece.physical_offsets[left]) - log.head_bytes, rows
                 else:
                     position, left = piece.end_offset, left - len(piece)
                 if left <= 0:

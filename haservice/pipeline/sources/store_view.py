@@ -1,6 +1,8 @@
 """StoreView reads a store directory from outside: it opens nothing for writing, and locks or changes nothing.
 
     <store>/commitlog/<20 digits>                  segments, all of one size
+    <store>/dledger-<id>/data/<20 digits>          entries of a member of a DLedger group, behind those segments
+    <store>/dledger-<id>/checkpoint, index/        up to where they are committed: a reader goes no further
     <store>/consumequeue/<topic>/<queueId>/…       entries of 20 bytes: physical offset 8, size 4, tags code 8
     <store>/hasamples/ha.jsonl                     samples of a running broker about itself, a line a second
     <store>/lock                                   held by a running broker
@@ -13,27 +15,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from commitlog.disk.seal import is_sound_line
 from commitlog.disk.store_lock import boot_id, is_locked
-from commitlog.dledger.reading import data_directories
-from commitlog.errors import SegmentMissing, SegmentSizeMismatch, StoreUnreadable
-from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
-from haservice.errors import HAServiceError
-from haservice.pipeline.decode.scan import Damage, judge, whole_end
+from commitlog.dledger.layout import BLANK_BYTES, HEAD_BYTES
+from commitlog.dledger.reading import begins_entry, committed_end, data_directories
+from commitlog.errors import SegmentMissing, StoreUnreadable
+from haservice.pipeline.decode.scan import Damage, blank_at, judge, whole_end
+from haservice.pipeline.sources.log_segments import (
+    LogSegment,
+    OpenSegment,
+    SegmentGone,
+    holds_data,
+    segment_names,
+    segments_in,
+    wrong_size,
+)
 
-_NAME = re.compile(r"[0-9]{20}")
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 PRE_BLANK_SIZE = 0x7FFFFFFF
 # A broker at rest writes a sample every 10 s.
@@ -41,104 +47,6 @@ SAMPLE_FRESH_S = 30.0
 _SAMPLE_BYTES = 64 << 10
 # The last entries of this many queues are checked for a place near the log's end.
 _QUEUES_ASKED_MAX = 512
-_ZEROS = bytes(1 << 20)
-_PAGE_BYTES = 4096
-
-
-class SegmentGone(HAServiceError):
-    """A segment that existed when the read was planned is gone: retention took it, or the store was moved."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path}: gone since reading was planned; keep segments longer (fileReservedTime), read a"
-            " replica, or say failOnDataLoss=false to read what is left"
-        )
-        self.path = path
-
-
-class OpenSegment:
-    """A segment's bytes by their offset in the log."""
-
-    def __init__(self, path: Path, start: int, size: int, fd: int) -> None:
-        self.path = path
-        self.start = start
-        self.end = start + size
-        self._fd = fd
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Raises StoreUnreadable unless all bytes are there."""
-        try:
-            data = os.pread(self._fd, size, offset - self.start)
-        except OSError as error:
-            raise StoreUnreadable(self.path, f"read at {offset}: {error.strerror or error}") from error
-        if len(data) != size:
-            raise StoreUnreadable(
-                self.path, f"read at {offset}: {len(data)} bytes of {size}; was it cut off?"
-            )
-        return data
-
-    def next_data(self, offset: int) -> int:
-        """An offset; from `offset` up to it there are only zeros.  The end if there is nothing else.
-
-        A segment is allocated whole.  Parts that were never written need not be read, unless somebody read
-        them: then the kernel keeps pages of zeros.  If those are many, this gives them back, so that the next
-        look is short.
-        """
-        begin, piece, read = offset, _PAGE_BYTES, 0
-        while offset < self.end:
-            try:
-                offset = max(offset, self.start + os.lseek(self._fd, offset - self.start, os.SEEK_DATA))
-            except OSError:
-                offset = self.end
-                break
-            # Reads up to a page's end: the rest of a page that was read would count as data.
-            size = piece - (offset - self.start) % piece
-            data = self.read(offset, min(size, self.end - offset))
-            if data != _ZEROS[: len(data)]:
-                break
-            offset += len(data)
-            read += len(data)
-            piece = min(2 * piece, len(_ZEROS))
-        if read > 4 * len(_ZEROS):
-            os.posix_fadvise(self._fd, begin - self.start, offset - begin, os.POSIX_FADV_DONTNEED)
-        return offset
-
-    def data_end(self, begin: int) -> int:
-        """The offset behind the last byte from `begin` on that is not zero; `begin` without such a byte."""
-        found, position = begin, begin
-        while (position := self.next_data(position)) < self.end:
-            data = self.read(position, min(len(_ZEROS), self.end - position))
-            found = position + len(data.rstrip(b"\0"))
-            position += len(data)
-        return found
-
-
-class LogSegment(NamedTuple):
-    """One file of the log."""
-
-    path: Path
-    start: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
-
-    @contextmanager
-    def open(self, *, scattered: bool = False) -> Iterator[OpenSegment]:
-        """Raises SegmentGone, or StoreUnreadable.  With `scattered` the kernel does not read ahead."""
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise SegmentGone(self.path) from None
-        except OSError as error:
-            raise StoreUnreadable(self.path, error.strerror or str(error)) from error
-        try:
-            if scattered:
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-            yield OpenSegment(self.path, self.start, self.size, fd)
-        finally:
-            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,32 +88,40 @@ class QueueView:
             middle = (low + high) // 2
         return low
 
+    def behind_last(self) -> int:
+        """The log offset at which the last entry's record ends; 0 if it leads to none."""
+        (last,) = self.entries(self.end - 1, self.end)
+        return int(last["offset"]) + int(last["size"]) if last["size"] != PRE_BLANK_SIZE else 0
+
 
 class StoreView:
-    """The store at `path`: a broker's storePathRootDir, or a directory of segments alone."""
+    """The store at `path`: a broker's storePathRootDir, or a directory of segments, or of a DLedger node, alone.
+
+    `log_directory` has the segments of a classic log; `entries_directory` those of entries, None if there are none.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        """Raises StoreUnreadable for a path that is neither."""
+        """Raises StoreUnreadable for a path that is none of them."""
         self.path = Path(path)
-        if (self.path / "commitlog").is_dir():
+        nodes = [one for one in data_directories(self.path) if any(segment_names(one))]
+        if (self.path / "commitlog").is_dir() or (nodes and nodes[0].parent != self.path):
             self.root, self.log_directory = self.path, self.path / "commitlog"
-        elif self.path.is_dir() and (self.path.name == "commitlog" or any(_segment_names(self.path))):
+            nodes = [one for one in nodes if one.parent != self.path]
+        elif nodes:
+            self.root, self.log_directory = self.path.parent, self.path.parent / "commitlog"
+        elif self.path.is_dir() and (self.path.name == "commitlog" or any(segment_names(self.path))):
             self.root, self.log_directory = self.path.parent, self.path
+            nodes = [self.path] if _holds_entries(self.path) else _nodes_beside(self.path)
         else:
             reason = "is a file, no directory" if self.path.is_file() else "there is no such directory"
             reason = "holds no commitlog" if self.path.is_dir() else reason
             raise StoreUnreadable(self.path, f"{reason}; give a broker's storePathRootDir, or its commitlog")
-        self._check_classic()
-
-    def _check_classic(self) -> None:
-        """Raises StoreUnreadable for a log on DLedger, of which `commitlog` is the beginning at most."""
-        for data in data_directories(self.root):
-            if any(_segment_names(data)):
-                raise StoreUnreadable(
-                    data,
-                    "holds entries of a DLedger group, which this source does not read; read the group through its"
-                    " brokers",
-                )
+        if len(nodes) > 1:
+            those = ", ".join(str(one.parent) for one in nodes)
+            raise StoreUnreadable(
+                self.path, f"holds the logs of several members of DLedger groups: give one of {those}"
+            )
+        self.entries_directory = nodes[0] if nodes else None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -230,20 +146,19 @@ class StoreView:
 
     def find_segments(self) -> tuple[LogSegment, ...]:
         """As segments(), but a log without files is fine."""
-        found = []
-        for name in _segment_names(self.log_directory):
-            path = self.log_directory / name
-            try:
-                found.append(LogSegment(path, int(name), path.stat().st_size))
-            except FileNotFoundError:
-                continue  # retention took it just now
+        found = segments_in(self.entries_directory, HEAD_BYTES)
+        if self.log_directory != self.entries_directory:
+            classic = segments_in(self.log_directory)
+            # A member whose log began anew further behind has left its classic log.
+            if not classic or not found or classic[-1].end == found[0].start:
+                found = classic + found
         if not found:
             return ()
         size = found[0].size
-        if len(found) > 1 and found[-1].size < size and not _holds_data(found[-1]):
+        if len(found) > 1 and found[-1].size < size and not holds_data(found[-1]):
             found.pop()  # it is being made, or a crash left it unfinished
         if size == 0 or any(segment.size != size for segment in found):
-            raise _wrong_size(found)
+            raise wrong_size(found)
         if found[0].start % size:
             raise StoreUnreadable(
                 found[0].path,
@@ -251,8 +166,16 @@ class StoreView:
             )
         for segment, following in pairwise(found):
             if segment.end != following.start:
-                raise SegmentMissing(self.log_directory / f"{segment.end:020d}")
+                raise SegmentMissing(segment.path.with_name(f"{segment.end:020d}"))
         return tuple(found)
+
+    def segment_at(self, offset: int, segment_bytes: int) -> LogSegment:
+        """The segment in which `offset` lies, whether or not it is there."""
+        start = offset - offset % segment_bytes
+        path, entries = self.log_directory / f"{start:020d}", self.entries_directory
+        if entries is None or (path.parent != entries and path.exists()):
+            return LogSegment(path, start, segment_bytes)
+        return LogSegment(entries / path.name, start, segment_bytes, HEAD_BYTES)
 
     @property
     def start(self) -> int:
@@ -268,16 +191,27 @@ class StoreView:
         return self._tail(begin, limit, growing=self.live())[0]
 
     def confirmed_end(self, begin: int | None = None) -> int:
-        """Up to where consumers may read: what the running broker says, cut to whole records, else end()."""
+        """Up to where consumers may read: what the running broker says, cut to whole records, else end().
+
+        Of a log on DLedger up to where it is known to be committed; all of it if nobody says anything of that.
+        """
+        return self.end(begin, self._confirmed())
+
+    def _confirmed(self) -> int | None:
         sample = self.sample()
-        confirmed = sample.get("confirmed") if sample else None
-        return self.end(begin, confirmed if isinstance(confirmed, int) and confirmed >= 0 else None)
+        said = sample.get("confirmed") if sample else None
+        if isinstance(said, int) and said >= 0:
+            return said
+        if self.entries_directory is None:
+            return None
+        committed = committed_end(self.entries_directory.parent)
+        return max(committed or 0, self.dispatched()) or None
 
     def readable(self) -> tuple[int, Damage | None]:
-        """The confirmed end; if nobody writes the store, also the bytes behind it that are no record."""
+        """The confirmed end; if nobody writes the store, also the bytes before it or behind it that are no record."""
         if self.live():
             return self.confirmed_end(), None
-        return self._tail(None, None, growing=False)
+        return self._tail(None, self._confirmed(), growing=False)
 
     def _tail(self, begin: int | None, limit: int | None, *, growing: bool) -> tuple[int, Damage | None]:
         segments, torn = self.find_segments(), None
@@ -291,7 +225,7 @@ class StoreView:
             with segment.open(scattered=True) as log:
                 end = whole_end(log, at, stop, growing=growing)
                 if not growing:
-                    torn = _torn(log, end) or torn
+                    torn = _torn(log, end, stop) or torn
             if end > segment.start:
                 return end, torn
         return segments[0].start if segments else 0, torn
@@ -303,7 +237,7 @@ class StoreView:
             number = queue.first_at(stop)
             entry = queue.entries(number - 1, number)
             if len(entry) and entry["size"][0] != PRE_BLANK_SIZE:
-                last = max(last, int(entry["offset"][0]))
+                last = max(last, int(entry["offset"][0]) - segment.head_bytes)
         if segment.start < last < stop:
             with segment.open() as log:
                 if judge(log, last, segment.end)[0]:
@@ -330,6 +264,10 @@ class StoreView:
         """The queues that have entries."""
         views = {key: _queue_view(*key, directory) for key, directory in self.queue_dirs().items()}
         return {key: view for key, view in views.items() if view is not None}
+
+    def dispatched(self) -> int:
+        """The log offset behind the last record that a queue leads to; 0 without any."""
+        return max((queue.behind_last() for queue in self.queues().values()), default=0)
 
     def configured_topics(self) -> dict[str, Any] | None:
         """The topics of the broker's configuration; None if there is none beside the store."""
@@ -386,59 +324,32 @@ def _last_lines(path: Path) -> list[bytes]:
         return []
 
 
-def _segment_names(directory: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in directory.iterdir() if _NAME.fullmatch(path.name))
-    except OSError as error:
-        raise StoreUnreadable(directory, error.strerror or str(error)) from error
+def _nodes_beside(commitlog: Path) -> list[Path]:
+    """Of a store's commitlog: where its entries go on."""
+    if commitlog.name != "commitlog":
+        return []
+    return [one for one in data_directories(commitlog.parent) if any(segment_names(one))]
 
 
-def segment_path(directory: Path, start: int) -> Path:
-    return directory / f"{start:020d}"
+def _holds_entries(directory: Path) -> bool:
+    for name in segment_names(directory)[:1]:
+        with open(directory / name, "rb") as file:
+            return begins_entry(file.read(BLANK_BYTES))
+    return False
 
 
-def _wrong_size(segments: Sequence[LogSegment]) -> StoreUnreadable:
-    """Names the segment of wrong size: neighbours' names tell how long a segment is."""
-    mend = (
-        "was cut off while it was copied, or is of another store; copy it again from the broker or a replica"
-    )
-    expected = min((after.start - one.start for one, after in pairwise(segments)), default=-1)
-    if all(segment.size != expected for segment in segments):
-        first = segments[0]
-        other = next((segment for segment in segments if segment.size != first.size), None)
-        if other is None:
-            return StoreUnreadable(first.path, f"is empty: it {mend}")
-        return StoreUnreadable(
-            first.path, f"is {first.size} bytes long, {other.path} is {other.size}: one of them {mend}"
-        )
-    odd = next(segment for segment in segments if segment.size != expected)
-    error = SegmentSizeMismatch(odd.path, odd.size, expected)
-    error.args = (f"{odd.path}: is {odd.size} bytes long, the others are {expected}: it {mend}",)
-    return error
-
-
-def _torn(log: OpenSegment, end: int) -> Damage | None:
-    """The damage behind the log's end.  A blank is none, of which only the head is written."""
-    data_end = log.data_end(end)
-    if data_end == end:
+def _torn(log: OpenSegment, end: int, stop: int) -> Damage | None:
+    """The damage from the log's end up to `stop`.  A blank is none, of which only the head is written."""
+    data_end = min(log.data_end(end), stop)
+    if data_end == end or blank_at(log, end):
         return None
     size, reason = judge(log, end, log.end)
-    if BLANK.unpack(log.read(end, min(BLANK_BYTES, log.end - end)).ljust(8, b"\0")) == (
-        log.end - end,
-        BLANK_MAGIC,
-    ):
-        return None
     return Damage(end, data_end, reason or f"{size} bytes, stored before what lies before them")
-
-
-def _holds_data(segment: LogSegment) -> bool:
-    with segment.open() as log:
-        return log.data_end(segment.start) > segment.start
 
 
 def _queue_view(topic: str, queue_id: int, directory: Path) -> QueueView | None:
     """None for a queue without entries."""
-    starts = [int(name) for name in _segment_names(directory)]
+    starts = [int(name) for name in segment_names(directory)]
     if not starts:
         return None
     file_bytes = (directory / f"{starts[0]:020d}").stat().st_size

@@ -24,6 +24,8 @@ from haservice.bounds import BrokerId, EpochNumber, EpochOrNone, FileBytes, Offs
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 from haservice.remoting.json_body import JSONBody
 
+# Where the role of a member of a DLedger group comes from.
+OF_GROUP = "dledger"
 # What one READ_LOG gives at most.
 READ_BYTES_MAX = 1024 * 1024
 
@@ -94,7 +96,7 @@ class FollowHeader(ExtHeader):
 @dataclass(frozen=True, slots=True)
 class SwitchoverHeader(ExtHeader):
     """40005.  `target` is a slave's address for clients, "" for the slave with the longest log; the new
-    epoch's number is at least `min_epoch`.
+    epoch's number is at least `min_epoch`.  Of a DLedger group `target` is a member's id, and its epochs are its own.
     """
 
     target: str = ""
@@ -207,7 +209,7 @@ class LineageBody(JSONBody):
     flushed: Offset
     epochs: Sequence[EpochBody] = ()
     role_from: str = "file"
-    """`file`, or `command`."""
+    """`file`, `command`, or OF_GROUP."""
     role_why: str = ""
     held: str = ""
     """Why it refuses writes; empty when it does."""
@@ -244,6 +246,13 @@ class LineageBody(JSONBody):
     """Epochs that left no byte in its log, for its history."""
     unproven: str = ""
     """Of a master: who tells of a newer epoch without proof; "" while nobody does."""
+    group_epoch: EpochOrNone = -1
+    """Of a member of a DLedger group: which time in office of a leader it is in, as the group counts; else -1."""
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether a DLedger group elects the master of its name."""
+        return self.role_from == OF_GROUP
 
     @property
     def is_master(self) -> bool:
@@ -273,7 +282,9 @@ class NewestEpochBody(JSONBody):
 
 @dataclass(frozen=True, slots=True)
 class SwitchoverBody(JSONBody):
-    """40005's answer.  `logged_end` is where the old master's log ended, and the new epoch begins."""
+    """40005's answer.  `logged_end` is where the old master's log ended, and the new epoch begins.  Of a DLedger group
+    `new_master` is a member's id.
+    """
 
     new_master: str
     epoch: EpochNumber

@@ -7,79 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from commitlog.dledger.changing_over import change_over
 from commitlog.dledger.entries import LogEntry
 from commitlog.dledger.layout import HEAD_BYTES
 from commitlog.dledger.log import FIRST_TOPIC, first_body, stamp_place
-from commitlog.dledger.majority import MajorityStore
-from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits, OffsetNotFound
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_PREPARED
-from commitlog.kernel.records import NewMessage, decode, encode_host
+from commitlog.kernel.records import NewMessage, decode
 from commitlog.log.log import Appended
-from commitlog.options import LogOptions
 from commitlog.store import Store
+from tests.commitlog.dledger.opened import FILE_BYTES, HOST, Opened, options_of
 from tests.support.messages import batch_body
-
-HOST = encode_host("127.0.0.1", 10911)
-FILE_BYTES = 4096
-
-
-class OneMember:
-    """An EntryAppender that is the whole group.  It commits when it is told to."""
-
-    def __init__(self, store: EntryStore) -> None:
-        self.store = store
-        self.refused: str | None = None
-        self.kept_back: str | None = None
-
-    def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
-        return [entry.position for entry in self.store.append(1, bodies, stamp_place)]
-
-    def refuse(self, reason: str | None) -> None:
-        self.kept_back = reason
-
-
-class Opened:
-    """A broker's store over the entries of one member, below `root`."""
-
-    def __init__(self, root: Path, committed_index: int | None = None) -> None:
-        self.options = options_of(root)
-        start = change_over(self.options, root / "dledger-n0", store_host=HOST)
-        self.entries = EntryStore(
-            EntryStoreOptions(root / "dledger-n0", None, FILE_BYTES, 3200, start=start, records=True)
-        )
-        self.member = OneMember(self.entries)
-        committed = self.entries.end_index if committed_index is None else committed_index
-        self.store = MajorityStore(self.options, self.entries, self.member, committed, store_host=HOST)
-        self.log = self.store.log
-
-    def commit(self, index: int | None = None) -> None:
-        self.log.committed_to(self.entries.end_of(self.entries.end_index if index is None else index))
-        self.store.dispatcher.catch_up()
-
-    def queue(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        """The bodies of a queue, by its entries."""
-        queue = self.store.queues.get(topic, queue_id)
-        if queue is None:
-            return []
-        entries = queue.read(queue.min_offset, queue.max_offset - queue.min_offset)
-        return [decode(self.log.read_record(entry.physical_offset)).body for entry in entries]
-
-    def close(self, *, clean: bool = True) -> None:
-        self.store.close(clean)
-        self.entries.close(clean=clean)
-
-
-def options_of(root: Path) -> LogOptions:
-    return LogOptions(
-        root=root,
-        segment_bytes=FILE_BYTES,
-        queue_file_bytes=2000,
-        index_slots=100,
-        index_entries=400,
-        max_message_bytes=2000,
-    )
 
 
 def message(body: bytes, topic: str = "T", **fields: int) -> NewMessage:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.dledger.layout import HEAD_BYTES
-from commitlog.dledger.reading import LoggedRecord, begins_entry, read_entries, read_records
+from commitlog.dledger.reading import LoggedRecord, begins_entry, committed_end, read_entries, read_records
 from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.errors import CorruptEntry, CorruptRecord, SegmentMissing, StoreUnreadable
 from commitlog.kernel.records import encode, stamp
@@ -118,3 +118,29 @@ def test_a_file_of_entries_is_told_from_one_of_a_classic_log(tmp_path: Path) -> 
     assert begins_entry((tmp_path / "dledger-n0" / "data" / f"{SEGMENT_BYTES:020d}").read_bytes())
     assert not begins_entry(bytes(8))
     assert not begins_entry(b"")
+
+
+def test_what_a_checkpoint_calls_committed_ends_where_index_and_entry_say(tmp_path: Path) -> None:
+    store = entry_store(tmp_path)
+    for number in range(8):
+        append(store, b"%d" % number)
+    store.save_checkpoint(5)
+    expected = store.end_of(5)
+    store.close()
+    node = tmp_path / "dledger-n0"
+    assert committed_end(node) == expected
+    index = next((node / "index").iterdir())
+    whole = index.read_bytes()
+    index.write_bytes(whole[: 5 * 32] + whole[4 * 32 : 5 * 32] + whole[6 * 32 :])
+    assert committed_end(node) is None, "the index leads to another entry"
+    index.write_bytes(whole[: 5 * 32])
+    assert committed_end(node) is None, "the index ends before"
+    index.write_bytes(whole)
+    data = next((node / "data").iterdir())
+    held = bytearray(data.read_bytes())
+    held[expected - 1] ^= 1
+    data.write_bytes(held)
+    assert committed_end(node) is None, "the entry is damaged"
+    (node / "checkpoint").write_text("committedIndex=?\n")
+    assert committed_end(node) is None
+    assert committed_end(tmp_path / "nothing") is None

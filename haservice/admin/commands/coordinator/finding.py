@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import ASK_S, gather
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.configuration.config import load_coordinator
@@ -102,6 +103,11 @@ def desk_at(admin: MQAdmin, namesrv: Sequence[str], where: str, said: Coordinato
         raise click.ClickException(
             f"{error}\n  without a nameserver: -b the address of a broker; without any broker: -c CLUSTER and {HOW}"
         ) from None
+    check_no_group(
+        topology,
+        "it has no coordinator, and elections cannot be paused; how patient its members are is"
+        " dLegerHeartBeatInterval in their properties files",
+    )
     found = desk_of(admin, topology, said)
     if found is None:
         asked = [one for one in topology.ours if one.answers]

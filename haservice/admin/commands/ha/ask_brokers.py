@@ -282,6 +282,7 @@ def member_of(addr: str, broker_id: int | None, body: LineageBody) -> Member:
             Epoch(one.epoch, one.start, one.master, one.began_ms, one.why, one.unwritten) for one in body.past
         ),
         unproven=body.unproven,
+        group_epoch=body.group_epoch,
     )
 
 

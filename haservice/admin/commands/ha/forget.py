@@ -12,6 +12,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.coordinator.voters import forget_voter
+from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
 from haservice.admin.commands.ha.role_steps import (
@@ -90,6 +91,11 @@ def forget_replica(
 ) -> bool:
     """Shows, asks, tells, waits; returns whether it is forgotten.  Raises click.ClickException, HAServiceError."""
     before = gather(admin, where, namesrv)
+    check_no_group(
+        before,
+        "its members are those of dLegerPeers, whoever is away; one that is lost for good comes back empty, with the"
+        " same dLegerSelfId and address",
+    )
     show_list(report, "before", before)
     if (desk := desk_of(admin, before, said)) is not None:
         with desk:

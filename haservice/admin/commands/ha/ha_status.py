@@ -22,9 +22,10 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.lease_text import lease_notes, lease_of, seconds_left
+from haservice.admin.commands.ha.findings import NameVerdict, Severity, worst
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
-from haservice.admin.commands.ha.verdict import NameVerdict, Severity, verdicts_of, worst
+from haservice.admin.commands.ha.verdict import verdicts_of
 from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard
@@ -304,21 +305,30 @@ def links_of(one: Seen, seen: Iterable[Seen], master_end: int | None, now_ms: in
         return [_link_to_master(one, client, master_end, now_ms)]
     if one.status is None:
         return _links_of_stock_master(one, seen)
-    slaves = [_link_to_slave(connection) for connection in one.status.ha_connection_info]
+    slaves = [_link_to_slave(connection, one, seen) for connection in one.status.ha_connection_info]
     slaves += [_absent(slave, now_ms) for slave in one.status.absent_slaves]
     return slaves or [Link(in_sync=False, state=NO_SLAVE)]
 
 
-def _link_to_slave(connection: HAConnectionRuntimeInfo) -> Link:
+def _link_to_slave(connection: HAConnectionRuntimeInfo, one: Seen, seen: Iterable[Seen]) -> Link:
+    """The leader of a DLedger group knows a member's id, and not where its clients reach it, nor since when it lags."""
+    elected = one.lineage is not None and one.lineage.is_in_group
+    addrs = (
+        other.broker.addr
+        for other in seen
+        if other.broker.name == one.broker.name
+        and other.lineage is not None
+        and other.lineage.replica_id == connection.replica_id
+    )
     return Link(
         peer=connection.addr,
         ack_offset=connection.slave_ack_offset,
         lag_bytes=connection.diff,
-        lag_seconds=connection.lag_seconds,
+        lag_seconds=None if elected else connection.lag_seconds,
         bytes_per_second=connection.transferred_byte_in_second,
         in_sync=connection.in_sync,
         state=connection.reason or ("caught up" if connection.diff == 0 else "replicating"),
-        peer_broker_addr=connection.broker_addr or None,
+        peer_broker_addr=connection.broker_addr or (next(addrs, None) if elected else None),
         peer_replica_id=connection.replica_id or None,
         peer_version=connection.haservice_version,
         lineage=SAME_LOG if connection.replica_id else STOCK_PEER,

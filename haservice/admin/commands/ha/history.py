@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
+from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.role_steps import name_option, refuse
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
@@ -155,6 +156,9 @@ def history(namesrv: tuple[str, ...], where: str, said: CoordinatorSaid, output_
     entries: Sequence[HistoryEntry] = ()
     with MQAdmin(namesrv) as admin:
         topology = gather(admin, where, namesrv)
+        check_no_group(
+            topology, "who led, and when, is in its members' logs; mqadmin haStatus shows who leads"
+        )
         trouble = ""
         try:
             if (desk := desk_of(admin, topology, said)) is not None:

@@ -13,6 +13,7 @@ import click
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.finding import desk_of
 from haservice.admin.commands.coordinator.voters import check_voters
+from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import ask, fetcher, gather
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
@@ -98,6 +99,11 @@ def begin_anew(
     RemotingError.
     """
     before = gather(admin, broker, namesrv, hint=NOT_RUNNING)
+    check_no_group(
+        before,
+        "the leader fills a member that is empty; stop this broker, remove the directory dledger-ID of its store, and"
+        " start it again",
+    )
     report.show("before", before)
     slave, master = reinit_pair(before, broker)
     refuse_damaged(master, slave)

@@ -32,6 +32,9 @@ TURN_S = 3.0
 # The shell's exit code of a process that ^C ended.
 INTERRUPTED = 130
 NOTHING = "nothing was changed"
+# Added to the time that a switchover may take: for its answer to arrive.
+ANSWER_S = 5.0
+ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
 
 name_option = click.option(
     "-b",
@@ -179,9 +182,9 @@ def _waits_for(
         return f"{shown_addr(addr)} changes its role"
     if not now.answers:
         return f"{shown_addr(addr)}: {now.trouble}"
-    last = now.lineage.last
-    if not now.is_master or last is None or last.number < epoch:
-        return f"{shown_addr(addr)} is {now.role} in epoch {'-' if last is None else last.number}"
+    number = now.group_epoch if now.is_in_group or now.last_epoch is None else now.last_epoch.number
+    if not now.is_master or (now.is_ours and number < epoch):
+        return f"{shown_addr(addr)} is {now.role} in epoch {'-' if number < 0 else number}"
     if now.held:
         return f"{shown_addr(addr)} refuses writes: {now.held}"
     for place in namesrv:

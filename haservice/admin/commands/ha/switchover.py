@@ -16,11 +16,14 @@ import click
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.by_request import switch_over_by
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
+from haservice.admin.commands.dledger.group import hand_over
 from haservice.admin.commands.ha.ask_brokers import gather
 from haservice.admin.commands.ha.failover import check_candidate, damages
 from haservice.admin.commands.ha.replicas import way_past_unheard_epoch
 from haservice.admin.commands.ha.role_steps import (
+    ANSWER_S,
     LOOK_AGAIN_S,
+    ROUTES,
     StepLog,
     check_at_rest,
     check_told,
@@ -44,11 +47,8 @@ from haservice.terminal.output import and_text, human_seconds, shown_addr
 
 # Seconds to catch up, and then to be the master.
 TIMEOUT_S = 10.0
-# Added to the time that a switchover may take: for its answer to arrive.
-ANSWER_S = 5.0
 # How long a name may be without a master while two brokers change their roles.
 BETWEEN_S = 2.0
-ROUTES = "Clients find it when they ask for the route again: RocketMQ's within 30 s."
 
 
 @command("switchover")
@@ -85,6 +85,7 @@ def switchover(
     The roles stay across restarts, until a broker's properties file asks for another brokerRole.
 
     Of brokers with haCoordinator the change is asked for in etcd or ZooKeeper, and they do it by themselves.
+    The leader of a DLedger group hands the leadership over to another member, which has all that it has.
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
@@ -105,6 +106,8 @@ def switch_over(
     """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
     before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
     report.show("before", before)
+    if before.group:
+        return hand_over(report, admin, namesrv, before, to, timeout_s)
     master, target = switchover_pair(before, to)
     slaves = successors(before, master, target)
     notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)

@@ -8,8 +8,8 @@
 The broker with the newer epoch is ahead; of two with the same epoch, the one with the further log end.  An
 empty broker that began an epoch by itself is ahead of nobody.  If a master does not answer, what its slaves
 heard of its log's end counts; if only a nameserver has heard of an epoch, nobody knows its end.  Stock
-brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  Pure; ask_brokers.py
-asks.
+brokers keep no epochs: they are shown by their log's end, and cannot be told anything.  A DLedger group elects
+its master, so nobody asks what would be lost.  Pure; ask_brokers.py asks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.bounds import EPOCH_JUMP_MAX
+from haservice.remoting.headers.lineage import OF_GROUP
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, common_point, of_one_promotion
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.terminal.output import local_second, shown_addr
@@ -82,6 +83,8 @@ class Member:
     """Epochs that left no byte in its log."""
     unproven: str = ""
     """Of a master: who tells of a newer epoch without proof."""
+    group_epoch: int = -1
+    """Of a member of a DLedger group: which leader's time in office it is in, as the group counts; else -1."""
     listed_as: str = ""
     """Of one that does not answer: its replica id by the list of those that do."""
     seen_ms: int = 0
@@ -116,6 +119,11 @@ class Member:
         return bool(addr) and addr in (self.addr, self.broker_addr)
 
     @property
+    def is_in_group(self) -> bool:
+        """Whether it is a member of a DLedger group; its replica id is then the member's."""
+        return self.role_from == OF_GROUP
+
+    @property
     def is_master(self) -> bool:
         return self.role.endswith("MASTER")
 
@@ -130,6 +138,8 @@ class Member:
 
     @property
     def epoch(self) -> int | None:
+        if self.is_in_group:
+            return self.group_epoch
         last = self.own_lineage.last
         return None if last is None else last.number
 
@@ -256,6 +266,11 @@ class Topology:
     @property
     def masters(self) -> tuple[Member, ...]:
         return tuple(one for one in self.members if one.answers and one.is_master)
+
+    @property
+    def group(self) -> tuple[Member, ...]:
+        """The members of the DLedger group that has this name; empty if it is a pair's."""
+        return tuple(one for one in self.ours if one.is_in_group)
 
     @property
     def ours(self) -> tuple[Member, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Member, Topology
 from haservice.terminal.output import Column, Table, human_bytes, local_second, shown_addr
@@ -12,6 +13,8 @@ def lost_text(size: int | None) -> str:
     return "unknown" if size is None else human_bytes(size)
 
 
+# Not of a DLedger group, which elects nobody who lacks what was acknowledged.
+LOSS_COLUMN = Column("#Lost If Master", "lostIfMasterBytes", lost_text, right=True)
 COLUMNS = (
     Column("#Addr", "brokerAddr", shown_addr),
     Column("#BID", "brokerId", right=True),
@@ -20,7 +23,7 @@ COLUMNS = (
     Column("#Replica", "replicaId", lambda value: str(value or "-")[:SHORT_ID]),
     Column("#Epoch", "epoch", right=True),
     Column("#Log End", "logEnd", right=True),
-    Column("#Lost If Master", "lostIfMasterBytes", lost_text, right=True),
+    LOSS_COLUMN,
     Column("#State", "state"),
     Column("", "logStart", json_only=True),
     Column("", "roleWhy", json_only=True),
@@ -35,7 +38,9 @@ COLUMNS = (
 
 def table_of(topology: Topology) -> Table:
     """A line for each broker.  Pure."""
-    table = Table(COLUMNS)
+    elected = bool(topology.group)
+    hidden = replace(LOSS_COLUMN, json_only=True)
+    table = Table([hidden if elected and one is LOSS_COLUMN else one for one in COLUMNS])
     for one in topology.members:
         table.add(
             one.addr,
@@ -45,7 +50,7 @@ def table_of(topology: Topology) -> Table:
             one.replica_id or one.listed_as or None,
             one.epoch,
             one.end,
-            topology.loss(one.addr).size,
+            None if elected else topology.loss(one.addr).size,
             topology.state_of(one),
             None if one.log is None else one.log.start,
             one.role_why or None,

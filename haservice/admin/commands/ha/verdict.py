@@ -10,16 +10,16 @@ What decides the state is what clients notice:
     OK         none of these
 
 Stock brokers say less: their role, the ends of their logs, their disk.  They are judged by these alone, and
-what they do not say counts as good.
+what they do not say counts as good.  Of a DLedger group a leader lists all other members, whoever runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from haservice.admin.commands.dledger.judging import followers, good_leader, member_name, no_leader
+from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
 from haservice.broker.roles.rules import last_heard
 from haservice.errors import AnswerError, ProtocolError
@@ -35,77 +35,6 @@ DISK_CRITICAL = 0.90
 # Of slaves whose lag in seconds nobody knows: haSlaveFallbehindMax, and a quarter of it.
 LAG_WARNING_BYTES = 64 * 1024 * 1024
 LAG_CRITICAL_BYTES = 256 * 1024 * 1024
-
-
-class Severity(IntEnum):
-    """The numbers are Nagios's exit codes."""
-
-    OK = 0
-    WARNING = 1
-    CRITICAL = 2
-    UNKNOWN = 3
-
-    @property
-    def rank(self) -> int:
-        """UNKNOWN lies between OK and WARNING, as in Nagios's own plugins."""
-        return _RANKS.index(self)
-
-
-_RANKS = (Severity.OK, Severity.UNKNOWN, Severity.WARNING, Severity.CRITICAL)
-
-
-class CheckLimits(NamedTuple):
-    """What the user wants to be told of."""
-
-    lag_warning_s: float = 30.0
-    lag_critical_s: float = 300.0
-    slaves: int = 0
-    """How many slaves in sync there have to be, whatever brokerRole asks for."""
-
-
-class Finding(NamedTuple):
-    """One thing that is wrong, or the one that is right: a headline, and what it means."""
-
-    state: Severity
-    head: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.head}, {self.text}"
-
-
-class NameFigures(NamedTuple):
-    """For graphs; None is unknown."""
-
-    slaves_in_sync: int | None = None
-    slaves_known: int | None = None
-    lag_bytes: int | None = None
-    lag_seconds: float | None = None
-    disk_used: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NameVerdict:
-    """On one broker name; `findings` is never empty, the worst first."""
-
-    cluster: str
-    name: str
-    findings: tuple[Finding, ...]
-    figures: NameFigures = field(default_factory=NameFigures)
-
-    @property
-    def state(self) -> Severity:
-        return self.findings[0].state
-
-    @property
-    def text(self) -> str:
-        """One line: what is wrong, the worst first."""
-        return f"{self.name}: " + "; ".join(map(str, self.findings))
-
-
-def worst(states: Iterable[Severity]) -> Severity:
-    """OK if there are none."""
-    return max(states, key=lambda one: one.rank, default=Severity.OK)
 
 
 def verdicts_of(
@@ -176,6 +105,7 @@ class _Judge:
         self.listed = listed
         self.alone = alone
         told = [one for one in seen if one.failure is None]
+        self.group = [one for one in told if one.lineage is not None and one.lineage.is_in_group]
         self.masters = [one for one in told if not one.is_slave]
         self.slaves = [one for one in told if one.is_slave]
         self.silent = [one for one in seen if one.failure is not None]
@@ -207,6 +137,8 @@ class _Judge:
             said = and_text([f"{where(one)}: {why_silent(one)}" for one in told_nothing])
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {why_silent(one)}" for one in self.silent])
+        if self.group:
+            return no_leader(self.group, gone)
         if not self.slaves:
             return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
@@ -246,7 +178,7 @@ class _Judge:
         )
         fate = (
             "choose one with mqadmin failover"
-            if rivals
+            if rivals and not self.group
             else "the older one gives way once it hears of the other"
         )
         return Finding(Severity.CRITICAL, "TWO MASTERS", f"{named}: {fate}")
@@ -310,6 +242,10 @@ class _Judge:
     def _replication(self, master: Seen) -> Iterator[Finding]:
         if self._says_nothing_of_slaves(master):
             return
+        if master in self.group:
+            yield from followers(master)
+            yield from (late for lag in self._lags(master) for late in self._lagging(lag))
+            return
         troubles = list(self._away(master))
         in_sync, required = self._in_sync(master), _required(master)
         if required and in_sync < required:
@@ -358,7 +294,12 @@ class _Judge:
     def _lags(self, master: Seen) -> list[_Lag]:
         if master.status is not None:
             return [
-                _Lag(_slave_name(one), one.diff, one.lag_seconds) for one in master.status.ha_connection_info
+                _Lag(
+                    member_name(one) if master in self.group else _slave_name(one),
+                    one.diff,
+                    None if master in self.group else one.lag_seconds,
+                )
+                for one in master.status.ha_connection_info
             ]
         return [
             _Lag(where(one), max(0, master.log_end - one.log_end))
@@ -439,8 +380,10 @@ class _Judge:
         if figures.slaves_in_sync is None:
             return f"{where(master)} answers as {master.role}"
         count = figures.slaves_in_sync
-        slaves = f"{counted(count, 'slave')} in sync" if count else "it has no slave"
         behind = f", {human_bytes(figures.lag_bytes)} behind" if figures.lag_bytes is not None else ""
+        if master in self.group:
+            return good_leader(master, count, behind)
+        slaves = f"{counted(count, 'slave')} in sync" if count else "it has no slave"
         return f"{where(master)} accepts writes, {slaves}{behind}"
 
     def _link_of(self, slave: Seen) -> Iterator[Finding]:
@@ -455,7 +398,10 @@ class _Judge:
     def _follows(self) -> str:
         status = self.slaves[0].status
         client = status.ha_client_runtime_info if status is not None else None
-        return "answers" if client is None else f"follows {shown_addr(client.master_addr)}"
+        if client is None:
+            return "answers"
+        named = self.slaves[0].lineage.master_addr if self.group and self.slaves[0].lineage else ""
+        return f"follows {shown_addr(named or client.master_addr)}"
 
     def _ago(self, at_ms: int) -> str:
         return human_seconds(max(0, self.now_ms - at_ms) / 1000)

@@ -6,14 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from haservice.admin.commands.ha.verdict import (
-    DISK_CRITICAL,
-    DISK_WARNING,
-    CheckLimits,
-    NameVerdict,
-    Severity,
-    worst,
-)
+from haservice.admin.commands.ha.findings import CheckLimits, NameVerdict, Severity, worst
+from haservice.admin.commands.ha.verdict import DISK_CRITICAL, DISK_WARNING
 from haservice.terminal.output import echo_coloured
 
 COLOURS = {

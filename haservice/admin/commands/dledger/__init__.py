@@ -1,0 +1,1 @@
+"""Commands about DLedger groups, which elect their master."""

@@ -1,0 +1,44 @@
+"""What is wrong with a DLedger group, for the verdict on its name.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from haservice.admin.commands.ha.findings import Finding, Severity
+from haservice.admin.commands.ha.ha_questions import Seen
+from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
+from haservice.terminal.output import shown_addr
+
+
+def members_of_group(one: Seen) -> int:
+    """How many there are, as one of them says."""
+    return len(one.info.get("dLegerMembers", "").split())
+
+
+def no_leader(group: Sequence[Seen], gone: str) -> Finding:
+    """`group` are the members that answer; `gone` says why others do not, or is empty."""
+    members, runs = members_of_group(group[0]), len(group)
+    needed = members // 2 + 1
+    why = f"{runs} of {members} members answer: they elect one, or do not reach each other"
+    if runs < needed:
+        why = f"{runs} of {members} members answer, and {needed} of them elect one"
+    return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{f'; {gone}' if gone else ''}")
+
+
+def followers(leader: Seen) -> Iterator[Finding]:
+    """What is wrong with those that have to follow.  Without a majority of them the leader leaves office by itself."""
+    for link in leader.status.ha_connection_info if leader.status is not None else ():
+        if not link.in_sync:
+            text = f"{member_name(link)}: {link.reason or 'is not level'}"
+            yield Finding(Severity.WARNING, "MEMBER NOT LEVEL", text)
+
+
+def member_name(link: HAConnectionRuntimeInfo) -> str:
+    """A leader knows where members reach each other, and not where clients reach them."""
+    return f"{link.replica_id} at {shown_addr(link.addr)}"
+
+
+def good_leader(leader: Seen, level: int, behind: str) -> str:
+    """`level` of the others are; `behind` says how far the last one is."""
+    who = f"{shown_addr(leader.broker.addr)} leads and accepts writes"
+    return f"{who}, {level + 1} of {members_of_group(leader)} members are level{behind}"
