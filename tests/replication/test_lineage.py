@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from haservice.replication.lineage.epochs import (
@@ -253,7 +253,7 @@ class World:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.marks = 0
+        self.marks = self.epochs = 0
         self.brokers = [Broker(name) for name in "ABCD"]
         self.steps: list[Step] = []
 
@@ -266,7 +266,10 @@ class World:
 
     def promote(self, broker: Broker) -> None:
         number = broker.lineage.next_number + self.chance.choice([0, 0, 1])
-        broker.lineage = broker.lineage.begun(Epoch(number, len(broker.log), broker.name))
+        self.epochs += 1
+        broker.lineage = broker.lineage.begun(
+            Epoch(number, len(broker.log), broker.name, began_ms=self.epochs)
+        )
         broker.writes = True
 
     def write(self, broker: Broker) -> None:
@@ -308,6 +311,7 @@ class World:
 
 
 @given(st.integers(0, 2**32), st.integers(10, 200))
+@example(4150000285, 105)  # A gave epoch 7 up, and begins another 7 at the same offset
 @settings(max_examples=300)
 def test_lineages_say_of_any_two_logs_what_their_bytes_say(seed: int, steps: int) -> None:
     world = World(random.Random(seed))

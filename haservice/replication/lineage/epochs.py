@@ -55,7 +55,8 @@ class Epoch:
 
     @property
     def identity(self) -> tuple[int, int, str]:
-        """What tells one epoch from all others.  Epoch 0's start moves with retention: it counts as 0."""
+        """What tells one epoch from all others, but for one: see is_same_epoch().  Epoch 0's start moves with
+        retention: it counts as 0."""
         return (self.number, self.start if self.number != UNKNOWN_EPOCH else 0, self.master)
 
     def rivals(self, other: Epoch) -> bool:
@@ -67,7 +68,10 @@ class Epoch:
         return self.number > other.number and not self.rivals(other)
 
     def is_same_epoch(self, other: Epoch) -> bool:
-        return self.identity == other.identity
+        """A master that gave an epoch up, for it had written nothing, may give its number again, and at the same
+        offset, after it has followed another: then only the time tells the two apart.  0 is not known."""
+        is_known = self.began_ms and other.began_ms
+        return self.identity == other.identity and (not is_known or self.began_ms == other.began_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,7 @@ def common_point(own: Lineage, own_end: int, theirs: Lineage, their_end: int) ->
     places = {one.identity: place for place, one in enumerate(theirs.epochs)}
     for index in reversed(range(len(own.epochs))):
         other = places.get(own.epochs[index].identity)
-        if other is not None:
+        if other is not None and own.epochs[index].is_same_epoch(theirs.epochs[other]):
             point = min(own.end_of(index, own_end), theirs.end_of(other, their_end))
             is_open = index + 1 == len(own.epochs) and other + 1 == len(theirs.epochs)
             return Common(point, is_open)
