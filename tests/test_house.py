@@ -103,8 +103,7 @@ LIBRARIES = {
     "tenacity": ("haservice",),
     "uvloop": ("haservice.remoting",),
     "prometheus_client": ("haservice.observability",),
-    "etcd3gw": ("haservice.coordination.etcd",),
-    "requests": ("haservice.coordination.etcd",),
+    "urllib3": ("haservice.coordination.etcd",),
     "kazoo": ("haservice.coordination.zookeeper",),
 }
 

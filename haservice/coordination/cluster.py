@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from haservice import typed_json
@@ -96,6 +96,8 @@ class MasterRequest:
     kind: str = SWITCHOVER
     force: bool = False
     """Of a failover: even if it may lack acknowledged messages."""
+    not_before_ms: int = 0
+    """Until then, by the wall clock of whoever reads it, it is as if nothing were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,11 @@ class Cluster:
 
     def version(self, key: str) -> int:
         return self.versions.get(key, ABSENT)
+
+    def at(self, now_ms: int) -> Cluster:
+        """What is decided by at this time: without a request that is not due, whose key is there all the same."""
+        is_early = self.request is not None and now_ms < self.request.not_before_ms
+        return replace(self, request=None) if is_early else self
 
     def expecting(self, *keys: str) -> dict[str, int]:
         """What a transaction has to find of these keys: what was read."""

@@ -98,4 +98,7 @@ class Coordinator(Protocol):
         """
 
     def close(self) -> None:
-        """Ends our session, if the coordinator can be reached, and all that is bound to it; may be called twice."""
+        """Ends our session, if the coordinator can be reached, and all that is bound to it; may be called twice.
+
+        Whoever has closed may connect, or open a session, again.
+        """

@@ -171,7 +171,8 @@ def _drop_request(seen: Cluster) -> Transaction | None:
 def _take(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Transaction:
     """Rule 2: nobody is master, and everything that we counted by is as we read it.
 
-    Who goes on without a lease still does when this has happened: until it hears so, nobody may replace it.
+    A request is over with it, also one for later: another master was to hand over.  Who goes on without a lease still
+    does when this has happened: until it hears so, nobody may replace it.
     """
     own, epoch = facts.own, next_epoch(facts)
     me = own.member
@@ -193,7 +194,7 @@ def _take(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Transaction:
         puts[SETTINGS] = encode(seen.settings)
     expects = seen.expecting(MASTER, EPOCH, VOTERS, STATUS, SETTINGS, REQUEST, f"{HISTORY}{epoch}")
     assert expects[MASTER] == ABSENT
-    done = frozenset({REQUEST} if seen.request is not None else ())
+    done = frozenset({REQUEST} & seen.versions.keys())
     return Transaction(expects, puts, bound=frozenset({MASTER}), deletes=done)
 
 
@@ -237,7 +238,8 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
 def _hand_over(facts: LeaseFacts, seen: Cluster, request: MasterRequest) -> Decided:
     """A switchover: nothing is taken any more; once the slave has everything, the lease is for it.
 
-    The request ends with our session from then on: if we die, the others may take over, too.
+    The request ends with our session from then on: if we die, the others may take over, too.  It is due for all of
+    them, whatever their clocks show.
     """
     own, target = facts.own, facts.own.followers.get(request.to)
     if request.to not in seen.voters.ids or target is None or facts.is_request_over:
@@ -248,7 +250,7 @@ def _hand_over(facts: LeaseFacts, seen: Cluster, request: MasterRequest) -> Deci
         commit = replace(
             final,
             expects={**final.expects, **seen.expecting(REQUEST)},
-            puts={**final.puts, REQUEST: encode(request)},
+            puts={**final.puts, REQUEST: encode(replace(request, not_before_ms=0))},
             bound=frozenset({REQUEST}),
         )
     return Decided((Block(why),), commit, why, facts.change)

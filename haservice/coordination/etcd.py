@@ -4,6 +4,9 @@
     txn with compares            read and commit
     watch                        a stream that one thread reads; it is opened again whenever it ends
 
+urllib3 speaks HTTP: through a client library of etcd's, which has requests between, a call costs more CPU, and calls
+are nearly all that a round of an idle broker costs.
+
 A call ends within CALL_SECONDS.  If a server cannot be reached, or does not answer, the next call goes to the next
 one.  A call that only asks is tried at the others at once; a commit is not, for it may have happened.
 """
@@ -12,17 +15,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import requests
-from etcd3gw.client import Etcd3Client
-from etcd3gw.exceptions import Etcd3Exception
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.exceptions import TimeoutError as HTTPTimeout
 
+from haservice import typed_json
 from haservice.coordination.addresses import CoordinatorPlace, Keys
 from haservice.coordination.cluster import MASTER
 from haservice.coordination.coordinator import (
@@ -48,6 +51,8 @@ STOP_SECONDS = 2.0
 HISTORY_MAX = 1000
 # And so many keys, for the broker names that have some.
 NAMES_MAX = 10_000
+_API = "/v3/"
+_JSON = {"Content-Type": "application/json"}
 _UNAUTHENTICATED = "etcdserver: invalid auth token"
 _NO_LEASE = "requested lease not found"
 
@@ -57,8 +62,9 @@ class EtcdCoordinator:
 
     def __init__(self, place: CoordinatorPlace, root: str, keys: Keys | None = None) -> None:
         self._root = f"{root}/"
+        self._place = place
         self._keys = keys if keys is not None else Keys()
-        self._clients = [_client(place, self._keys, host, port) for host, port in place.servers]
+        self._servers = _servers(place, self._keys)
         self._at = 0
         self._token = ""
         self._lease = 0
@@ -86,8 +92,9 @@ class EtcdCoordinator:
             with contextlib.suppress(CoordinatorError):
                 self._ask("lease/revoke", {"ID": self._lease})
             self._lease = 0
-        for one in self._clients:
-            one.session.close()
+        for one in self._servers:
+            one.close()
+        self._servers, self._token = _servers(self._place, self._keys), ""
 
     # -- for operators ------------------------------------------------------------------------------
 
@@ -163,44 +170,48 @@ class EtcdCoordinator:
     def _ask(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
         """One call.  Raises CoordinatorError."""
         deadline, trouble = Deadline(CALL_SECONDS), "no time was left"
-        for _ in self._clients if again else self._clients[:1]:
-            client = self._clients[self._at]
-            client.timeout = max(deadline.remaining, 0.01)
+        for _ in self._servers if again else self._servers[:1]:
+            server = self._servers[self._at]
             try:
-                return self._asked(client, path, what)
-            except Etcd3Exception as error:
-                trouble = f"{client.host}:{client.port}: {_text(error)}"
-                if _NO_LEASE in trouble:
-                    raise SessionEnded(
-                        "etcd has ended this broker's lease: it was not renewed in time"
-                    ) from None
-                if _UNAUTHENTICATED in trouble:
-                    self._token = ""
-            except (requests.RequestException, ValueError, KeyError) as error:
-                trouble = f"{client.host}:{client.port}: {error}"
-            self._at = (self._at + 1) % len(self._clients)
+                if self._keys.user and not self._token:
+                    login = {"name": self._keys.user, "password": self._keys.password}
+                    self._show(str(self._asked(server, "auth/authenticate", login, deadline)["token"]))
+                return self._asked(server, path, what, deadline)
+            except (HTTPError, ValueError, KeyError) as error:
+                trouble = f"{server.host}:{server.port}: {error}"
+            if _NO_LEASE in trouble:
+                raise SessionEnded("etcd has ended this broker's lease: it was not renewed in time")
+            if _UNAUTHENTICATED in trouble:
+                self._show("")
+            self._at = (self._at + 1) % len(self._servers)
             if deadline.expired:
                 break
         raise CoordinatorError(f"etcd does not answer as it should: {trouble}")
 
-    def _asked(self, client: Etcd3Client, path: str, what: dict[str, Any]) -> dict[str, Any]:
-        if self._keys.user and not self._token:
-            login = {"name": self._keys.user, "password": self._keys.password}
-            answer = client.post(client.get_url("/auth/authenticate"), json=login)
-            self._token = str(answer["token"])
-            for one in self._clients:
-                one.session.headers["Authorization"] = self._token
-        answer = client.post(client.get_url(f"/{path}"), json=what)
-        if not isinstance(answer, dict):
-            raise ValueError(f"{path} is answered with {type(answer).__name__}")
-        return answer
+    def _show(self, token: str) -> None:
+        """Each call from now on has it; the watch, too, once it is opened again."""
+        self._token = token
+        for one in self._servers:
+            one.headers = {**_JSON, "Authorization": token} if token else _JSON
+
+    @staticmethod
+    def _asked(
+        server: urllib3.HTTPConnectionPool, path: str, what: dict[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
+        """Raises HTTPError; ValueError for an answer that is a refusal, or is not JSON."""
+        timeout = urllib3.Timeout(total=max(deadline.remaining, 0.01))
+        body = typed_json.encode(what)
+        answer = server.urlopen("POST", f"{_API}{path}", body, timeout=timeout, retries=False)
+        if answer.status != 200:
+            raise ValueError(_refusal(answer.data))
+        return typed_json.decode(dict[str, Any], answer.data)
 
     # -- the watch ----------------------------------------------------------------------------------
 
     def watch(self, keys: Collection[str], on_change: Callable[[], None]) -> None:
         assert self._watch is None, "one watch is enough"
         wanted = frozenset(f"{self._root}{key}" for key in keys)
-        task = _Watch(self._clients, self._key(""), self._end_of(""), wanted, on_change)
+        task = _Watch(self._servers, self._key(""), self._end_of(""), wanted, on_change)
         self._watch = Service("coordinator-watch", task)
         self._watch.start()
 
@@ -210,17 +221,17 @@ class _Watch:
 
     def __init__(
         self,
-        clients: Sequence[Etcd3Client],
+        servers: Sequence[urllib3.HTTPConnectionPool],
         begin: str,
         end: str,
         wanted: frozenset[str],
         on_change: Callable[[], None],
     ) -> None:
-        self._clients = clients
-        self._what = {"create_request": {"key": begin, "range_end": end}}
+        self._servers = servers
+        self._what = typed_json.encode({"create_request": {"key": begin, "range_end": end}})
         self._wanted = wanted
         self._on_change = on_change
-        self._response: requests.Response | None = None
+        self._response: urllib3.BaseHTTPResponse | None = None
         self._stopped = threading.Event()
         self._throttle = LogThrottle()
 
@@ -229,30 +240,31 @@ class _Watch:
         response = self._response
         if response is not None:
             with contextlib.suppress(Exception):  # it may just be over
-                response.raw.shutdown()
+                response.shutdown()
 
     def run(self, stop: threading.Event) -> None:
         at = 0
         while not stop.is_set():
             began_s = time.monotonic()
             try:
-                self._follow(self._clients[at], stop)
-            except (requests.RequestException, Etcd3Exception, ValueError, KeyError, OSError) as error:
-                if not isinstance(error, requests.Timeout) and self._throttle.ready() and not stop.is_set():
+                self._follow(self._servers[at], stop)
+            except (HTTPError, ValueError, KeyError, OSError) as error:
+                if not isinstance(error, HTTPTimeout) and self._throttle.ready() and not stop.is_set():
                     logger.info("etcd's changes are not heard of at once reason=%s", error)
-                at = (at + 1) % len(self._clients)
+                at = (at + 1) % len(self._servers)
             if time.monotonic() - began_s < WATCH_PAUSE_SECONDS:
                 self._stopped.wait(WATCH_PAUSE_SECONDS)
 
-    def _follow(self, client: Etcd3Client, stop: threading.Event) -> None:
+    def _follow(self, server: urllib3.HTTPConnectionPool, stop: threading.Event) -> None:
         """One stream, until it ends, or is silent for too long."""
-        timeout = (CALL_SECONDS, WATCH_SECONDS)
-        url = client.get_url("/watch")
-        with client.session.post(url, json=self._what, stream=True, timeout=timeout) as response:
+        timeout = urllib3.Timeout(connect=CALL_SECONDS, read=WATCH_SECONDS)
+        with server.urlopen(
+            "POST", f"{_API}watch", self._what, timeout=timeout, retries=False, preload_content=False
+        ) as response:
             self._response = response
             try:
                 self._on_change()  # something may have changed before
-                for line in response.iter_lines(chunk_size=None):
+                for line in response:
                     if stop.is_set():
                         return
                     if any(key in self._wanted for key in _changed(line)):
@@ -263,32 +275,37 @@ class _Watch:
 
 def _changed(line: bytes) -> Iterator[str]:
     if line.strip():
-        for event in json.loads(line).get("result", {}).get("events", []):
+        for event in typed_json.decode(dict[str, Any], line).get("result", {}).get("events", []):
             yield _decoded(event["kv"]["key"]).decode()
 
 
-def _client(place: CoordinatorPlace, keys: Keys, host: str, port: int) -> Etcd3Client:
-    client = Etcd3Client(
+def _servers(place: CoordinatorPlace, keys: Keys) -> list[urllib3.HTTPConnectionPool]:
+    """Their connections, none of which is open yet.  No proxy of the environment is asked."""
+    return [_server(place, keys, host, port) for host, port in place.servers]
+
+
+def _server(place: CoordinatorPlace, keys: Keys, host: str, port: int) -> urllib3.HTTPConnectionPool:
+    """At most two connections are kept: one for calls, one for the watch."""
+    if not place.is_tls:
+        return urllib3.HTTPConnectionPool(host, port, maxsize=2, headers=_JSON)
+    return urllib3.HTTPSConnectionPool(
         host,
         port,
-        protocol="https" if place.is_tls else "http",
-        ca_cert=str(keys.ca) if keys.ca is not None else None,
-        cert_cert=str(keys.certificate) if keys.certificate is not None else None,
-        cert_key=str(keys.key) if keys.key is not None else None,
-        timeout=CALL_SECONDS,
-        api_path="/v3/",
+        maxsize=2,
+        headers=_JSON,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=str(keys.ca) if keys.ca is not None else None,
+        cert_file=str(keys.certificate) if keys.certificate is not None else None,
+        key_file=str(keys.key) if keys.key is not None else None,
     )
-    # Else REQUESTS_CA_BUNDLE of the environment would be trusted instead of `ca`, and a proxy be asked.
-    client.session.trust_env = False
-    return client
 
 
-def _text(error: Etcd3Exception) -> str:
+def _refusal(said: bytes) -> str:
     """What went wrong, in one line: the gateway answers with JSON."""
-    said = error.detail_text or str(error) or type(error).__name__
-    with contextlib.suppress(ValueError, AttributeError):
-        said = str(json.loads(said).get("error", said))
-    return " ".join(said.split())[:200]
+    text = said.decode(errors="replace")
+    with contextlib.suppress(ValueError):
+        text = str(typed_json.decode(dict[str, Any], said).get("error", text))
+    return " ".join(text.split())[:200]
 
 
 def _encoded(value: bytes) -> str:

@@ -89,7 +89,7 @@ class Host(Protocol):
         """By a clock of this host that no one sets, and that runs while the host is suspended."""
 
     def now_ms(self) -> int:
-        """By the wall clock; for people."""
+        """By the wall clock: for people, and for what they ask for at some time."""
 
     def own(self) -> Own: ...
 
@@ -110,12 +110,13 @@ class Rounds:
         self.why = "the coordinator was not asked yet"
         """Why this broker is not the master; "" if it is."""
         self.seen: Cluster | None = None
+        self.is_fresh = False
+        """Whether it was read in this round, or in the last one."""
         self._host = host
         self._life = life
         self._defaults = defaults if defaults is not None else Settings()
         self._sessions = itertools.count(1)
         self._session: OwnSession | None = None
-        self._is_fresh = False
         self._was_fresh = False
         """Whether the last round that asked the coordinator got its answer."""
         self._asked_s = math.inf
@@ -136,7 +137,7 @@ class Rounds:
             self._host.now_s(),
             self._host.own(),
             self.seen,
-            self._is_fresh,
+            self.is_fresh,
             self._session,
             self._change,
             # Whatever an earlier life promised is over after a ttl.
@@ -149,12 +150,12 @@ class Rounds:
 
     def round(self) -> Round:
         """One round."""
-        self._is_fresh, self._asked_s = False, self._host.now_s()
+        self.is_fresh, self._asked_s = False, self._host.now_s()
         try:
             yield from self._keep_session()
-            self.seen = decode((yield Read()), self._defaults)
+            self.seen = decode((yield Read()), self._defaults).at(self._host.now_ms())
             self._has_answer(True)
-            self._note_request(self.seen.version(REQUEST))
+            self._note_request(self.seen.version(REQUEST) if self.seen.request is not None else ABSENT)
         except CoordinatorError as error:
             self._has_answer(False)
             self._decide_unread()
@@ -179,7 +180,7 @@ class Rounds:
                 return 0.0
             if takes:
                 yield from self._publish()
-            if commit is None and self.facts().is_last_master and self._pruned != self.seen.epoch:
+            if commit is None and self._pruned != self.seen.epoch and self.facts().is_last_master:
                 self._pruned = self.seen.epoch
                 yield Prune()
         except SessionEnded:
@@ -193,7 +194,7 @@ class Rounds:
     def farewell(self) -> Round:
         """A clean stop: appends are over for good, so the lease is given back, and what we told last is all."""
         if self._session is not None:
-            self._is_fresh = False
+            self.is_fresh = False
             self.seen = decode((yield Read()), self._defaults)
             if (transaction := give_back(self.facts())) is not None:
                 yield Transact(transaction)
@@ -224,7 +225,7 @@ class Rounds:
     # -- the parts of a round -----------------------------------------------------------------------
 
     def _has_answer(self, is_fresh: bool) -> None:
-        self._is_fresh = self._was_fresh = is_fresh
+        self.is_fresh = self._was_fresh = is_fresh
         self._asked_s = math.inf
 
     def _keep_session(self) -> Generator[Question, Any, None]:

@@ -5,6 +5,9 @@ leader's next ping, half a tickTime later, or not at all if the server dies befo
 less than the timeout.  Nobody tells how long a tickTime is, but no timeout is below two of them, as long as
 minSessionTimeout is not set; and we assume at most 3 s.
 
+And it ends at a tick only, up to one later.  So that a dead master is replaced after its ttl, as with etcd, and not
+half a tick later than that, a session is asked for that is so much shorter.
+
 kazoo begins a new session by itself when one has ended.  Nothing of ours is bound to that: it ends the client.
 Its threads keep a session alive while our thread stands still; whether we are master ends with what our own clock
 says, so that costs time and no safety.
@@ -52,6 +55,8 @@ CALL_SECONDS = 1.0
 # To connect may take several tries, at several servers.
 CONNECT_SECONDS = 3.0
 FORWARDED_SECONDS_MAX = 1.5
+# Half of the tickTime that docs/failover.md wants.
+LATE_SECONDS = 0.5
 # An operator's session binds nothing.
 OPERATOR_SECONDS = 10.0
 _NOT_AS_EXPECTED = (BadVersionError, NodeExistsError, NoNodeError)
@@ -78,11 +83,12 @@ class ZooKeeperCoordinator:
     # -- the session --------------------------------------------------------------------------------
 
     def open_session(self, ttl_s: float) -> float:
-        return self._open(ttl_s, makes_paths=True)
+        return self._open(ttl_s - LATE_SECONDS, makes_paths=True)
 
-    def _open(self, ttl_s: float, *, makes_paths: bool) -> float:
+    def _open(self, timeout_s: float, *, makes_paths: bool) -> float:
+        """Returns for how long the session lives for certain."""
         self.close()
-        client, keys = self._made(ttl_s), self._keys
+        client, keys = self._made(timeout_s), self._keys
         negotiated_ms: list[float] = []
         connect = client._connection._connect
 
@@ -110,8 +116,8 @@ class ZooKeeperCoordinator:
         self._known.clear()
         self._generation += 1
         self._watch_anew()
-        timeout_s = negotiated_ms[-1] / 1000
-        return timeout_s - min(FORWARDED_SECONDS_MAX, timeout_s / 4)
+        lives_s = negotiated_ms[-1] / 1000
+        return lives_s - min(FORWARDED_SECONDS_MAX, lives_s / 4)
 
     def renew(self) -> None:
         """Only the leader answers it, and only for a session that lives."""

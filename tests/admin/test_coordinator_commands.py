@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from haservice.coordination.cluster import (
     REQUEST,
     SETTINGS,
     STATUS,
+    SWITCHOVER,
     VOTERS,
     Cluster,
     HistoryEntry,
@@ -471,6 +473,51 @@ def test_a_switchover_asks_before_it_is_written(serve: Serve, etcd_keyed: Keyed)
     assert etcd_keyed.now.request is None
 
 
+def test_a_switchover_for_later_is_written_is_shown_and_can_be_withdrawn(
+    serve: Serve, etcd_keyed: Keyed
+) -> None:
+    _, b, nameserver = brokers(serve, etcd_keyed)
+    etcd_keyed.pair()
+    where = ("-n", nameserver.addr, "-b", "broker-a", "--yes")
+    result = run("switchover", *where, "--at", "2099-01-02#03:04")
+    assert result.exit_code == 0, result.output
+    assert f"hands over to {b.addr}, by {etcd_keyed.url}, not before 2099-01-02 03:04:00." in result.output
+    asked = etcd_keyed.now.request
+    assert asked is not None
+    assert (asked.to, asked.kind) == (B, SWITCHOVER)
+    assert asked.not_before_ms == datetime(2099, 1, 2, 3, 4).timestamp() * 1000
+    listed = etcd_keyed.run("haList").output
+    assert (
+        f"A switchover to {b.addr} is asked for, not before 2099-01-02 03:04:00: asked for by mqadmin."
+        in listed
+    )
+    assert "no: a switchover" not in listed
+    result = run("switchover", *where, "--withdraw", "-f", "json")
+    assert json.loads(result.stdout)["withdrawn"] is True
+    assert etcd_keyed.now.request is None
+    result = run("switchover", *where, "--withdraw")
+    assert (result.exit_code, "nothing is asked for of broker-a" in result.output) == (1, True)
+
+
+def test_a_switchover_for_a_time_that_is_over_or_without_a_coordinator_is_refused(
+    serve: Serve, etcd_keyed: Keyed
+) -> None:
+    _, _, nameserver = brokers(serve, etcd_keyed)
+    etcd_keyed.pair()
+    result = run("switchover", "-n", nameserver.addr, "-b", "broker-a", "--yes", "--at", "2026-01-02")
+    assert result.exit_code == 1
+    assert "2026-01-02 00:00:00 is over by this machine's clock: nothing was changed" in result.output
+    assert etcd_keyed.now.request is None
+    alone = Fake(serve, A, "SYNC_MASTER", END, (1000, 0, A)), Fake(serve, B, "SLAVE", END, (1000, 0, A))
+    nameserver = Names(serve, *alone)
+    for option in (("--at", "2099-01-02"), ("--withdraw",)):
+        result = run("switchover", "-n", nameserver.addr, "-b", "broker-a", "--yes", *option)
+        assert result.exit_code == 1
+        assert f"broker-a has no coordinator, in which a switchover could wait for its time: {option[0]}" in (
+            result.output
+        )
+
+
 def test_a_failover_while_a_master_holds_the_lease_is_refused(serve: Serve, keyed: Keyed) -> None:
     a, b, nameserver = brokers(serve, keyed)
     keyed.pair()
@@ -622,7 +669,7 @@ def test_a_wrong_address_is_refused(url: str) -> None:
 
 
 def test_a_library_that_is_missing_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
+    monkeypatch.setitem(sys.modules, "urllib3", None)
     monkeypatch.delitem(sys.modules, "haservice.coordination.etcd", raising=False)
     result = run("haList", "-c", "C", "-b", "broker-a", "--coordinator", "etcd://127.0.0.1:2379")
     assert result.exit_code == 1

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PAUSES_S = (0.25, 0.7, 2.0, 4.0)
 # How much likelier a kind of fault is in one seed than in another: what is rare together is not in some of them.
 WEIGHTS = (0, 1, 1, 5)
+# How often a switchover is asked for later, and by how much; the brokers' clocks show times that differ by as much.
+LATER = 0.3
+LATER_S = 10.0
 # By then every lease that was held before is over.
 LEASE_OVER_S = 6.0
 # heal_all() comes not before.
@@ -158,14 +161,18 @@ class Faults:
         self._world.needed = self._world.source.randrange(self._world.mode.brokers)
 
     def _switch(self) -> None:
-        """An operator asks for a switchover or a failover, to anybody."""
-        server = self._world.server
+        """An operator asks for a switchover or a failover, to anybody, at once or for later."""
+        server, source = self._world.server, self._world.source
         now = decode(server.read())
         if now.voters.ids and now.request is None:
             self._world.committing = self._world.nodes[0]
             kind = SWITCHOVER if now.master is not None else FAILOVER
-            request = encode(MasterRequest(self._world.source.choice(sorted(now.voters.ids)), kind=kind))
-            server.commit(Transaction(now.expecting(REQUEST), {REQUEST: request}), 0)
+            later_s = source.uniform(0.0, LATER_S) if source.random() < LATER else 0.0
+            not_before_ms = int((self._world.clock.now_s + later_s) * 1000)
+            request = MasterRequest(
+                source.choice(sorted(now.voters.ids)), kind=kind, not_before_ms=not_before_ms
+            )
+            server.commit(Transaction(now.expecting(REQUEST), {REQUEST: encode(request)}), 0)
 
     # -- links --------------------------------------------------------------------------------------
 

@@ -74,6 +74,8 @@ class Node:
         self.name = name
         self.rate = rate
         """Its clock's speed."""
+        self.clock_off_s = world.draw(-5.0, 5.0)
+        """By how much its wall clock is wrong."""
         self.may_be_first = name == "a"
         self.machines = 0
         self.life = 0
@@ -166,7 +168,7 @@ class Node:
         return self.world.clock.now_s * self.rate
 
     def now_ms(self) -> int:
-        return int(self.world.clock.now_s * 1000)
+        return int((self.world.clock.now_s + self.clock_off_s) * 1000)
 
     def own(self) -> Own:
         end, last = len(self.log), self.lineage.last

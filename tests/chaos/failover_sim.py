@@ -13,7 +13,8 @@ The rules of docs/failover.md are looked at whenever something happens that coul
     a log is cut         nothing that was acknowledged goes with it
     a message comes      one broker alone has an open gate
     the coordinator      its epoch never falls; only the holder of the lease changes the voters; nobody takes the
-                         lease while failover is paused, but who is asked to; nor of a restored backup
+                         lease while failover is paused, but who is asked to; nor of a restored backup;
+                         nobody hands over before he is asked to
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ class World:
         self._epochs_max = -1
         self._told: tuple[str, int] = ("", 0)
         """Which master told last where his log ends, and where."""
+        self._asked_ms = 0
+        """When the switchover is due that was asked for last, by the wall clock."""
         self._numbers = 0
         self.last_ok_s = -math.inf
         self.faults = Faults(self)
@@ -269,6 +272,11 @@ class World:
                 self.broken(Violation.DIVERGED, f"{node.name} takes the lease of a restored backup")
             if now.settings.paused and REQUEST not in transaction.deletes:
                 self.broken(Violation.DIVERGED, f"{node.name} takes the lease while failover is paused")
+        if REQUEST in puts:
+            assert now.request is not None
+            if MASTER in transaction.deletes and node.now_ms() < self._asked_ms:
+                self.broken(Violation.DIVERGED, f"{node.name} hands over before the time that is asked for")
+            self._asked_ms = now.request.not_before_ms
         if VOTERS in puts:
             self.note(f"voters are {sorted(now.voters.ids)}, needed {now.voters.needed}")
             if self.server.owner(MASTER) is None:

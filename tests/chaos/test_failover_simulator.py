@@ -100,14 +100,16 @@ class Story:
     def on(self, seconds: float) -> None:
         self.world.clock.run_until(self.world.clock.now_s + seconds)
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float = 30.0) -> float:
+    def until(
+        self, condition: Callable[[], bool], what: str, seconds: float = 30.0, step_s: float = 0.05
+    ) -> float:
         """How long it took, on virtual time."""
         began_s = self.world.clock.now_s
         while not condition():
             assert self.world.clock.now_s < began_s + seconds, f"not: {what}\n" + "\n".join(
                 self.world.trace[-30:]
             )
-            self.on(0.05)
+            self.on(step_s)
         return self.world.clock.now_s - began_s
 
     def goes_on_in_a_pause(self) -> None:
@@ -127,10 +129,11 @@ class Story:
     def link(self, one: Node, other: Node) -> None:
         self.world.blocked.discard(frozenset({one.name, other.name}))
 
-    def ask(self, kind: str, node: Node, *, force: bool = False) -> None:
+    def ask(self, kind: str, node: Node, *, force: bool = False, later_s: float = 0.0) -> None:
         now = decode(self.world.server.read())
         self.world.committing = self.a
-        asked = encode(MasterRequest(node.id, "a test", kind=kind, force=force))
+        not_before_ms = int((self.world.clock.now_s + later_s) * 1000) if later_s else 0
+        asked = encode(MasterRequest(node.id, "a test", kind=kind, force=force, not_before_ms=not_before_ms))
         assert self.world.server.commit(Transaction(now.expecting(EPOCH, REQUEST), {REQUEST: asked}), 0)
 
     @property
@@ -165,6 +168,30 @@ def test_a_switchover_that_is_asked_for_is_done_at_once_and_loses_nothing(mode: 
         assert story.request is None
         assert decode(story.world.server.read()).epoch == 2000
         story.ends_well()
+
+
+@pytest.mark.parametrize("slave_off_s", [-30.0, 0.0, 30.0])
+def test_a_switchover_for_later_is_done_when_the_masters_clock_says_so(slave_off_s: float) -> None:
+    story = Story(SYNC_THREE)
+    story.a.clock_off_s, story.b.clock_off_s, story.c.clock_off_s = 0.0, slave_off_s, -slave_off_s
+    story.ask(SWITCHOVER, story.c, later_s=10.0)
+    story.on(9.5)
+    assert story.a.serves
+    story.serving(story.c, 3.0)
+    assert story.request is None
+    story.ends_well()
+
+
+def test_a_switchover_for_later_is_over_once_another_one_is_the_master() -> None:
+    story = Story(SYNC_PAIR)
+    story.ask(SWITCHOVER, story.b, later_s=60.0)
+    story.a.crash()
+    story.serving(story.b)
+    assert story.request is None
+    story.a.boot()
+    story.on(70.0)
+    assert story.b.serves
+    story.ends_well()
 
 
 def test_a_switchover_to_a_slave_that_is_cut_off_is_dropped_and_the_master_goes_on() -> None:
@@ -247,13 +274,14 @@ def test_a_master_that_is_cut_off_blocks_before_its_slave_takes_over() -> None:
 
 def test_a_master_without_its_lease_ends_it_before_anybody_tells() -> None:
     """Its renewals come, and their answers do not: it counts from what was answered."""
-    story = Story(ASYNC_PAIR)
-    story.world.late_answers.add("a")
-    story.on(1.0)
-    story.world.cut_off.add("a")
-    story.serving(story.b)
-    story.on(2.0)
-    story.ends_well()
+    for seed in range(1, 13):
+        story = Story(ASYNC_PAIR, seed)
+        story.world.late_answers.add("a")
+        story.on(2.0 + seed / 4)
+        story.world.cut_off.add("a")
+        story.serving(story.b)
+        story.on(2.0)
+        story.ends_well()
 
 
 def test_what_a_slave_told_of_its_log_before_it_sealed_it_is_not_heard() -> None:
@@ -591,8 +619,11 @@ def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> 
     """Between the lease and the epoch in its log."""
     story = Story(SYNC_THREE)
     story.c.unfit = "its disk is full"
+    story.world.quiet = True
+    story.on(1.0)  # c has no more than b
+    story.world.quiet = False
     story.a.crash()
-    story.until(lambda: decode(story.world.server.read()).epoch == 2000, "b takes the lease")
+    story.until(lambda: decode(story.world.server.read()).epoch == 2000, "b takes the lease", step_s=0.002)
     story.b.frozen_until_s = story.world.clock.now_s + 12.0
     story.a.boot()
     story.c.unfit = ""
@@ -605,6 +636,9 @@ def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> 
 def test_an_epoch_that_nobody_began_is_not_given_again() -> None:
     story = Story(SYNC_THREE)
     story.c.unfit = "its disk is full"
+    story.world.quiet = True
+    story.on(1.0)  # c has no more than b
+    story.world.quiet = False
     story.a.crash()
     story.until(lambda: decode(story.world.server.read()).epoch == 2000, "b takes the lease")
     story.b.crash()

@@ -283,6 +283,20 @@ def test_an_operator_reads_and_writes_without_a_session_and_makes_no_key_by_that
     assert set(values(one)) == {"master", "settings"}
 
 
+def test_who_has_closed_comes_again(kind: Kind) -> None:
+    one, other = kind.connected(), kind.connected(10.0)
+    assert one.commit(put("members/a", b"1", bound=True))
+    for number in (b"2", b"3"):
+        one.close()
+        assert values(other) == {}
+        one.open_session(TTL_S)
+        assert one.commit(put("members/a", number, bound=True))
+        assert values(other) == {"members/a": number}
+    one.close()
+    one.connect()
+    assert values(one) == {}
+
+
 def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
     for scheme in ("etcd", "zookeeper"):
         coordinator = real(scheme, "nobody", 1)

@@ -187,6 +187,25 @@ def test_during_a_switchover_only_who_is_named_takes_the_lease_and_the_request_e
     assert taken(decide(late)).deletes == {REQUEST}
 
 
+def test_what_is_asked_for_later_is_nothing_yet_and_is_over_with_the_next_master() -> None:
+    facts = asked(candidate(cluster()), "a")
+    assert facts.seen is not None
+    seen = replace(facts.seen, request=MasterRequest("a", not_before_ms=2000))
+    assert seen.at(2000) == seen
+    early = replace(facts, seen=seen.at(1999))
+    assert why_not(early) == ""
+    assert taken(decide(early)).deletes == {REQUEST}
+    assert taken(decide(early)).expects[REQUEST] == 12
+
+
+def test_a_master_that_hands_over_in_time_makes_it_due_for_all_clocks() -> None:
+    facts = asked(master(), is_held=True)
+    assert facts.seen is not None
+    due = replace(facts, seen=replace(facts.seen, request=MasterRequest("a", not_before_ms=2000)))
+    puts = taken(decide(due)).puts
+    assert decode({REQUEST: Versioned(puts[REQUEST], 1)}).request == MasterRequest("a")
+
+
 # -- a promotion ------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ class MemoryCoordinator:
 
     def open_session(self, ttl_s: float) -> float:
         self._reach()
-        self._session = self._server.open(ttl_s)
+        self._session, self._closed = self._server.open(ttl_s), False
         return ttl_s
 
     def renew(self) -> None:

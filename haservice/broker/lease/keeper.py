@@ -330,7 +330,7 @@ class LeaseKeeper:
     def _count(self, round_s: float) -> None:
         figures, now_s, rounds = self.figures, clock_s(), self._rounds
         figures.round_s = round_s
-        figures.failed_rounds += rounds is not None and not rounds.facts().is_fresh
+        figures.failed_rounds += rounds is not None and not rounds.is_fresh
         since_s, self._counted_s = self._counted_s, now_s
         if self._last is not None and self._last.opened >= 0 and self.gate.why_shut:
             figures.blocked_s += now_s - since_s

@@ -18,6 +18,7 @@ from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.ha_list import acks_text, find, shown, table_of
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
+    NOTHING,
     StepLog,
     not_yet,
     say_once,
@@ -30,7 +31,7 @@ from haservice.coordination.cluster import FAILOVER, SWITCHOVER, Cluster, Master
 from haservice.coordination.coordinator import CoordinatorError
 from haservice.coordination.desk import OperatorDesk, why_no_master, why_refused
 from haservice.deadline import Deadline
-from haservice.terminal.output import human_seconds, shown_addr
+from haservice.terminal.output import human_seconds, local_second, shown_addr
 
 WHY = "asked for by mqadmin"
 
@@ -44,8 +45,16 @@ def switch_over_by(
     target: Member | None,
     lines: Sequence[str],
     timeout_s: float,
+    not_before_ms: int = 0,
 ) -> bool:
-    """Returns whether all is in place.  Raises click.ClickException, HAServiceError."""
+    """Returns whether all is in place; if it is for later, whether it is asked for.
+
+    Raises click.ClickException, HAServiceError.
+    """
+    if 0 < not_before_ms <= wall_clock_ms():
+        raise click.ClickException(
+            f"{local_second(not_before_ms)} is over by this machine's clock: {NOTHING}\n  without --at it is done now"
+        )
     seen = desk.see()
     if seen.master is None:
         raise click.ClickException(
@@ -63,12 +72,39 @@ def switch_over_by(
         raise click.ClickException(f"{shown(seen, chosen.replica_id)} cannot become the master: {why}")
     report.line(
         f"{desk.name}: {shown(seen, seen.master.replica_id)} hands over to {shown(seen, chosen.replica_id)}, by"
-        f" {desk.place}.  Nothing is lost."
+        f" {desk.place}{f', not before {local_second(not_before_ms)}' if not_before_ms else ''}.  Nothing is lost."
     )
     for line in (*lines, acks_text(seen)):
         report.line(line)
     report.go_on((seen.master.replica_id, chosen.replica_id, seen.epoch))
+    if not_before_ms:
+        return ask_for_later(report, desk, seen, chosen, not_before_ms)
     return carry_out(report, admin, namesrv, desk, before, seen, chosen, SWITCHOVER, timeout_s)
+
+
+def ask_for_later(
+    report: StepLog, desk: OperatorDesk, seen: Cluster, chosen: MemberState, not_before_ms: int
+) -> bool:
+    """Asks, and does not wait: the brokers do it when it is due."""
+    request = replace(request_of(chosen, SWITCHOVER, force=False), not_before_ms=not_before_ms)
+    desk.ask(request, seen.epoch)
+    report.line(
+        f"It is asked for.  mqadmin haList -b {desk.name} shows it; mqadmin switchover -b {desk.name} --withdraw takes"
+        " it back, and so does a failover before."
+    )
+    report.end(brokerName=desk.name, newMaster=chosen.broker_addr, notBefore=not_before_ms)
+    return True
+
+
+def withdraw_by(report: StepLog, desk: OperatorDesk) -> bool:
+    """Takes back what is asked for.  Raises click.ClickException if nothing is."""
+    seen = desk.see()
+    request = seen.request
+    if request is None or not desk.withdraw(request):
+        raise click.ClickException(f"nothing is asked for of {desk.name}, or not any more: {NOTHING}")
+    report.line(f"The {request.kind} to {shown(seen, request.to)} is withdrawn.")
+    report.end(brokerName=desk.name, withdrawn=True)
+    return True
 
 
 def fail_over_by(

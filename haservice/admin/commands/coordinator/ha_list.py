@@ -25,6 +25,7 @@ from haservice.terminal.output import (
     echo,
     human_bytes,
     human_seconds,
+    local_second,
     show,
     shown_addr,
 )
@@ -123,9 +124,9 @@ def notes_of(seen: Cluster) -> list[str]:
             f"Not connected: {', '.join(silent)}.  A voter that is lost for good: mqadmin forget --replica ID."
         )
     if (request := seen.request) is not None:
-        notes.append(
-            f"A {request.kind} to {shown(seen, request.to)} is asked for: {request.why or 'nobody says why'}."
-        )
+        at = f", not before {local_second(request.not_before_ms)}" if request.not_before_ms else ""
+        why = request.why or "nobody says why"
+        notes.append(f"A {request.kind} to {shown(seen, request.to)} is asked for{at}: {why}.")
     return notes
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.coordinator.by_request import switch_over_by
+from haservice.admin.commands.coordinator.by_request import switch_over_by, withdraw_by
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.dledger.group import hand_over
 from haservice.admin.commands.ha.ask_brokers import gather
@@ -42,7 +42,13 @@ from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
-from haservice.terminal.options import address_callback, command, format_option, namesrv_option
+from haservice.terminal.options import (
+    address_callback,
+    command,
+    format_option,
+    namesrv_option,
+    time_option,
+)
 from haservice.terminal.output import and_text, human_seconds, shown_addr
 
 # Seconds to catch up, and then to be the master.
@@ -56,6 +62,10 @@ BETWEEN_S = 2.0
 @name_option
 @click.option("--to", "to", metavar="ADDR", callback=address_callback, help="The slave; else the nearest.")
 @timeout_option(TIMEOUT_S, "Seconds within which the slave has to catch up, and then to be the master.")
+@time_option(
+    "--at", "not_before_ms", help="With a coordinator: not before this time; the command does not wait."
+)
+@click.option("--withdraw", is_flag=True, help="With a coordinator: takes back what is asked for.")
 @yes_option
 @coordinator_options
 @format_option
@@ -64,6 +74,8 @@ def switchover(
     where: str,
     to: str | None,
     timeout_s: float,
+    not_before_ms: int | None,
+    withdraw: bool,
     yes: bool,
     said: CoordinatorSaid,
     output_format: str,
@@ -84,12 +96,21 @@ def switchover(
 
     The roles stay across restarts, until a broker's properties file asks for another brokerRole.
 
-    Of brokers with haCoordinator the change is asked for in etcd or ZooKeeper, and they do it by themselves.
     The leader of a DLedger group hands the leadership over to another member, which has all that it has.
+
+    Of brokers with haCoordinator the change is asked for in etcd or ZooKeeper, and they do it by themselves, also
+    at a later time, by the clocks of their hosts:
+
+    \b
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --at '2026-12-01#03:00'
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --withdraw
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        done = switch_over(report, admin, namesrv, where, to, timeout_s, said)
+        if withdraw:
+            done = withdraw_switchover(report, admin, namesrv, where, said)
+        else:
+            done = switch_over(report, admin, namesrv, where, to, timeout_s, said, not_before_ms or 0)
     if not done:
         sys.exit(1)
 
@@ -102,18 +123,25 @@ def switch_over(
     to: str | None,
     timeout_s: float = TIMEOUT_S,
     said: CoordinatorSaid | None = None,
+    not_before_ms: int = 0,
 ) -> bool:
     """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
     before = gather_with_master(admin, where, namesrv, () if to is None else (to,))
     report.show("before", before)
     if before.group:
+        if not_before_ms:
+            raise no_coordinator(before, "--at")
         return hand_over(report, admin, namesrv, before, to, timeout_s)
     master, target = switchover_pair(before, to)
     slaves = successors(before, master, target)
     notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)
     if (desk := desk_of(admin, before, said)) is not None:
         with desk:
-            return switch_over_by(report, admin, namesrv, desk, before, target, notes, timeout_s)
+            return switch_over_by(
+                report, admin, namesrv, desk, before, target, notes, timeout_s, not_before_ms
+            )
+    if not_before_ms:
+        raise no_coordinator(before, "--at")
     check_unheard_epoch(before, master)
     chosen = "its nearest slave" if target is None else shown_addr(target.addr)
     kept = nothing_is_lost(before, master, target)
@@ -149,6 +177,24 @@ def switch_over(
         complete=became and alone,
     )
     return became and alone
+
+
+def withdraw_switchover(
+    report: StepLog, admin: MQAdmin, namesrv: Sequence[str], where: str, said: CoordinatorSaid
+) -> bool:
+    """Raises click.ClickException, HAServiceError."""
+    before = gather(admin, where, namesrv)
+    if (desk := desk_of(admin, before, said)) is None:
+        raise no_coordinator(before, "--withdraw")
+    with desk:
+        return withdraw_by(report, desk)
+
+
+def no_coordinator(topology: Topology, option: str) -> click.ClickException:
+    return click.ClickException(
+        f"{topology.name} has no coordinator, in which a switchover could wait for its time: {option} needs"
+        " haCoordinator"
+    )
 
 
 def gather_with_master(admin: MQAdmin, where: str, namesrv: Sequence[str], also: Sequence[str]) -> Topology:
