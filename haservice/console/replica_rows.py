@@ -56,9 +56,10 @@ def _row(one: Seen, seen: Sequence[Seen], masters: Sequence[Seen], now_ms: int) 
     ours = one.lineage is not None
     if not one.is_slave:
         state = _master_state(one)
+        has_slave = any(other.is_slave and other.failure is None for other in seen)
         return ReplicaRow(
             one.broker.addr, broker_id, one.role, state, True, True, ours, one.epoch, one.log_end,
-            actions=("switchover",) if ours else (),
+            actions=("switchover",) if ours and has_slave else (),
         )  # fmt: skip
     return _slave_row(one, seen, masters, now_ms, broker_id)
 

@@ -287,8 +287,8 @@ def _silent_note(name: str, replica_id: str, addr: str, seen: str) -> str:
     who = f"{shown_addr(addr)} ({replica_id[:SHORT_ID]})" if addr else f"replica {replica_id[:SHORT_ID]}"
     return (
         f"{name}: {who} is on the list of replicas and unreachable{seen}: it may have acknowledged messages that"
-        f" no other broker has.  Start it; if it is lost for good: mqadmin forget -b {name} --replica"
-        f" {shown_addr(addr) or replica_id}"
+        " no other broker has, unless a failover has said that none are missing.  Start it; if it is lost for good:"
+        f" mqadmin forget -b {name} --replica {shown_addr(addr) or replica_id}"
     )
 
 
