@@ -231,6 +231,9 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
         if change.after.covers(own.id, own.base, acks):
             puts[VOTERS] = encode(change.after)
             change = replace(change, is_asked=True)
+        elif change.is_asked:
+            # With it something would be lost by now, and it may happen yet.  The same voters anew prevent that.
+            puts[VOTERS] = encode(seen.voters)
     commit = Transaction(seen.expecting(MASTER, EPOCH, *puts), puts) if puts else None
     return Decided(tuple(actions), commit, change=change)
 

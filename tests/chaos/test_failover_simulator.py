@@ -347,6 +347,28 @@ def test_machines_that_replace_lost_voters_make_oks_possible_again() -> None:
     story.ends_well()
 
 
+def test_a_change_of_voters_that_got_lost_is_given_up_once_it_would_lose_something() -> None:
+    """Two of three are lost at once; those that are to take their places are lost, too, and the change never comes."""
+    story = Story(Mode(3, 2, 0, failsafe=False))
+
+    def lose() -> None:
+        for node in (story.b, story.c):
+            node.crash()
+            node.wipe()
+            node.boot()
+
+    story.world.hold = VOTERS
+    lose()
+    story.until(lambda: bool(story.world.held), "the change is asked for")
+    story.world.held.clear()
+    lose()
+    story.world.hold = ""
+    story.until(lambda: story.voters == {"a", "b3", "c3"}, "the newest ones vote")
+    story.on(2.0)
+    assert story.world.last_ok_s > story.world.clock.now_s - 1.0
+    story.ends_well()
+
+
 @pytest.mark.parametrize("mode", [SYNC_PAIR, ASYNC_PAIR], ids=str)
 def test_that_nobody_may_be_promoted_is_said_only_while_it_is_so(mode: Mode) -> None:
     """The master is dead, and its slave's log is gone; then the master is back, and the slave catches up."""

@@ -39,6 +39,7 @@ from haservice.coordination.decision import (
 from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
 from haservice.coordination.voters import NEVER, Follower, Voters
 from haservice.replication.lineage.epochs import Mark
+from haservice.typed_json import encode
 
 SESSION = OwnSession("b.1/1", 100.0, 5.0)
 VERSIONS = {EPOCH: 7, VOTERS: 8, STATUS: 9, SETTINGS: 10}
@@ -296,6 +297,17 @@ def test_a_change_that_was_asked_for_stays_until_the_key_has_another_version() -
     assert decide(replace(facts, change=replace(asked, version=5))).actions[0] == CountBy(
         Voters(frozenset("abc"), 1)
     )
+
+
+def test_a_change_that_would_lose_something_by_now_is_prevented_by_the_same_voters_anew() -> None:
+    """c is to take the place of a, which is gone; c's log is wiped, and the change may happen yet."""
+    asked = VotersChange(Voters(frozenset("bc"), 1), 8, is_asked=True)
+    wiped = master(cluster(voters=PAIR), {"c": Follower(0, is_level=False)}, change=asked)
+    (counts,) = [one for one in decide(wiped).actions if isinstance(one, CountBy)]
+    found = decide(replace(wiped, own=replace(wiped.own, counts=counts.voters)))
+    assert taken(found).puts[VOTERS] == encode(PAIR)
+    assert taken(found).expects[VOTERS] == 8
+    assert found.change == asked, "it is over once the key has another version"
 
 
 def test_no_ok_promises_more_than_what_the_voters_are_agreed_on() -> None:
