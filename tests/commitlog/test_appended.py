@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk.files import Buffer
+from commitlog.kernel import native
 from commitlog.kernel.records import NewMessage
 from commitlog.log.log import CommitLog
 from tests.support.failing_files import FailingFiles
@@ -46,6 +48,18 @@ def pulled_append(log: CommitLog) -> None:
     log.hold_appends(None, "test")
 
 
+class EightBytes:
+    """Arrivals that write what no check looks at."""
+
+    def write(self, fd: int, start: int, whole: int, end: int, room: int) -> tuple[int, int, int]:
+        return end + os.pwrite(fd, b"abcdefgh", end - start), 0, 0
+
+
+def arrivals_append(log: CommitLog) -> None:
+    replica_append(log)  # the segment is there
+    log.append_arrivals(EightBytes(), log.end)
+
+
 # Every way to append.  A new one gets its line here.
 APPENDERS: dict[str, Callable[[CommitLog], object]] = {
     "append": lambda log: log.append(message(b"one")),
@@ -55,15 +69,17 @@ APPENDERS: dict[str, Callable[[CommitLog], object]] = {
     "append_replica": replica_append,
     "append_pulled": pulled_append,
 }
+# A slave's, whose log hands nothing on: native code has the bytes.
+ARRIVALS = {"append_arrivals": arrivals_append}
 
 
 def test_every_way_to_append_is_in_this_file() -> None:
     ways = {name for name, _ in inspect.getmembers(CommitLog, callable) if name.startswith("append")}
-    assert ways == APPENDERS.keys()
+    assert ways == APPENDERS.keys() | ARRIVALS.keys()
 
 
 def log_for(way: str, root: Path) -> CommitLog:
-    return open_log(root, replica=way == "append_replica")
+    return open_log(root, replica=way in ("append_replica", "append_arrivals"))
 
 
 @pytest.mark.parametrize("way", APPENDERS)
@@ -91,6 +107,18 @@ def test_every_append_wakes_who_follows(way: str, tmp_path: Path) -> None:
     APPENDERS[way](log)
     thread.join(PATIENCE_S)
     assert ends == [log.end]
+
+
+@pytest.mark.skipif(native.core is None, reason="native code receives")
+def test_arrivals_wake_who_follows(tmp_path: Path) -> None:
+    log = log_for("append_arrivals", tmp_path)
+    ends: list[int] = []
+    thread = threading.Thread(target=lambda: ends.append(log.wait_beyond(8, float("inf"))))
+    thread.start()
+    wait_until(lambda: log._followers.waiting)
+    arrivals_append(log)
+    thread.join(PATIENCE_S)
+    assert ends == [16]
 
 
 def test_a_follower_that_was_handed_all_sleeps_on_and_one_that_was_not_wakes(tmp_path: Path) -> None:
