@@ -295,7 +295,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(
-            f"Not answering: {said}.  What no other has is cut when such a one returns, and kept under cut/."
+            f"Not answering: {said}.  What no other has is cut when it returns, and kept under cut/."
         )
     roles = {one.master_role for one in topology.ours if one.master_role}
     if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
