@@ -25,50 +25,54 @@ def test_a_walk_from_a_topic_to_its_dead_letters(
     page.goto(console.url)
     go(page, "Topics")
     page.locator("#topics").get_by_role("link", name=TOPIC, exact=True).click()
-    assert page.locator("#queues tbody tr").count() == QUEUES
+    queues = page.locator("#queues tbody tr")
+    queues.nth(QUEUES - 1).wait_for()
+    assert queues.count() == QUEUES
     page.locator("#consumers").get_by_role("link", name=GROUP).click()
-    assert page.locator("main").get_by_text(f"Behind by {WAITING} messages").is_visible()
+    page.locator("main").get_by_text(f"Behind by {WAITING} messages").wait_for()
 
     page.locator("#reset").get_by_label("Topic").fill(TOPIC)
     page.locator("#reset").get_by_label("Time").fill("now")
     page.get_by_role("button", name="Show what would move").click()
-    assert page.locator("#means").get_by_text(f"{WAITING} messages would be skipped").is_visible()
+    page.locator("#means").get_by_text(f"{WAITING} messages would be skipped").wait_for()
     page.get_by_label("Messages would be skipped for good").fill(GROUP)
     page.get_by_role("button", name="Reset the offsets").click()
     page.locator("#done").wait_for()
     page.get_by_role("link", name=f"Back to {GROUP}").click()
-    assert page.locator("main").get_by_text("Behind by 0 messages").is_visible()
+    page.locator("main").get_by_text("Behind by 0 messages").wait_for()
 
     go(page, "Messages")
     page.locator("#by-key").get_by_label("Topic").fill(TOPIC)
     page.locator("#by-key").get_by_label("Key").fill("order-json")
     page.locator("#by-key").get_by_role("button").click()
     page.locator("td.id a").first.click()
+    page.locator("#body").wait_for()
     assert '"order": 7,' in page.locator("#body").inner_text()
     assert "<b>&amp;</b>" in page.locator("#body").inner_text(), "a body is text, never part of the page"
 
     go(page, "Dead letters")
     page.locator("#groups").get_by_role("link", name=GROUP).click()
     boxes = page.locator("#choose input[type=checkbox]")
+    boxes.nth(len(DEAD) - 1).wait_for()
     assert boxes.count() == len(DEAD)
     boxes.first.check()
     page.get_by_role("button", name="Show what would be sent").click()
-    assert page.locator("#means").get_by_text("1 of 1 messages would be sent again").is_visible()
+    page.locator("#means").get_by_text("1 of 1 messages would be sent again").wait_for()
     page.get_by_role("button", name="Send 1 again").dblclick()
     page.locator("h1").get_by_text("Sent again").or_(page.get_by_text("These were sent already")).wait_for()
     page.goto(f"{console.url}/topics/%25RETRY%25{GROUP}")
-    assert page.locator("main").get_by_text("1 message in").is_visible(), "a double click has sent it twice"
+    page.locator("main").get_by_text("1 message in").wait_for()  # a double click sends it once
 
     go(page, "Delayed, transactions")
-    assert page.locator("#levels").get_by_text("2h").is_visible()
+    page.locator("#levels").get_by_text("2h").wait_for()
     go(page, "Connections")
     page.get_by_role("link", name="Consumers").click()
-    assert page.locator("#consumers").get_by_text(GROUP).is_visible()
+    page.locator("#consumers").get_by_text(GROUP).wait_for()
     go(page, "Accounts")
-    assert page.get_by_text("Access control is off").is_visible()
+    page.get_by_text("Access control is off").wait_for()
     go(page, "Configuration")
     page.get_by_role("link", name="broker-a").first.click()
-    assert page.locator("#keys").get_by_text("storePathRootDir", exact=True).is_visible()
+    page.locator("#keys").get_by_text("storePathRootDir", exact=True).wait_for()
 
 
 def go(page: Page, section: str) -> None:
