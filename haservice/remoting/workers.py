@@ -34,11 +34,11 @@ class WorkPool:
     (`end_without_hung_work`).
     """
 
-    hung: ClassVar[set[str]] = set()
-    """Names of pools that were stopped while a job ran on."""
+    hung: ClassVar[set[WorkPool]] = set()
+    """Pools that were stopped while a job ran on; another of the same name may have ended well since."""
 
     def __init__(self, name: str, threads: int, waiting_max: int = WAITING_MAX) -> None:
-        self._name = name
+        self.name = name
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._jobs: set[Future[Any]] = set()
         self._jobs_max = threads + waiting_max
@@ -62,9 +62,9 @@ class WorkPool:
         """Drops waiting jobs and ends the threads; may be called twice.  False if a job runs on at the deadline."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         if wait(set(self._jobs), deadline.remaining).not_done:
-            WorkPool.hung.add(self._name)
+            WorkPool.hung.add(self)
             return False
-        WorkPool.hung.discard(self._name)
+        WorkPool.hung.discard(self)
         self._executor.shutdown(wait=True)  # all threads are idle, and end at once
         return True
 
@@ -90,7 +90,7 @@ def _deliver(job: Future[T], future: asyncio.Future[T]) -> None:
 
 def end_without_hung_work() -> None:
     """Ends the process with exit code 1 if work in it hangs; the last that a daemon does."""
-    if WorkPool.hung:
-        logger.error("the process ends, although work in it hangs pools=%s", ",".join(sorted(WorkPool.hung)))
+    if names := {pool.name for pool in WorkPool.hung}:
+        logger.error("the process ends, although work in it hangs pools=%s", ",".join(sorted(names)))
         logging.shutdown()
         os._exit(1)

@@ -637,8 +637,8 @@ def test_a_promotion_that_was_under_way_when_failover_was_paused_does_not_happen
     story.ends_well()
 
 
-def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> None:
-    """Between the lease and the epoch in its log."""
+def epoch_is_given() -> Story:
+    """a is dead, b has taken the lease of epoch 2000 and not begun it, c is unfit."""
     story = Story(SYNC_THREE)
     story.c.unfit = "its disk is full"
     story.world.quiet = True
@@ -646,6 +646,12 @@ def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> 
     story.world.quiet = False
     story.a.crash()
     story.until(lambda: decode(story.world.server.read()).epoch == 2000, "b takes the lease", step_s=0.002)
+    return story
+
+
+def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> None:
+    """Between the lease and the epoch in its log."""
+    story = epoch_is_given()
     story.b.frozen_until_s = story.world.clock.now_s + 12.0
     story.a.boot()
     story.c.unfit = ""
@@ -656,13 +662,7 @@ def test_a_candidate_that_stood_still_does_not_begin_an_epoch_that_is_over() -> 
 
 
 def test_an_epoch_that_nobody_began_is_not_given_again() -> None:
-    story = Story(SYNC_THREE)
-    story.c.unfit = "its disk is full"
-    story.world.quiet = True
-    story.on(1.0)  # c has no more than b
-    story.world.quiet = False
-    story.a.crash()
-    story.until(lambda: decode(story.world.server.read()).epoch == 2000, "b takes the lease")
+    story = epoch_is_given()
     story.b.crash()
     story.a.boot()
     story.c.unfit = ""

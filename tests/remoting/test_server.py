@@ -232,6 +232,7 @@ def test_a_process_ends_without_a_work_thread_that_hangs() -> None:
         "end_without_hung_work()\n"
         "loop.call(submit())\n"
         "print(loop.close(Deadline(5.0)), pool.stop(Deadline(0.0)))\n"
+        "assert WorkPool('work', 1).stop(Deadline(5.0))\n"
         "end_without_hung_work()\n"
     )
     ended = subprocess.run(
