@@ -7,7 +7,6 @@ become one line and exit code 1.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from commitlog.errors import CommitLogError
 from haservice import printable
 from haservice.errors import HAServiceError
 from haservice.terminal.explain import explain
-from haservice.terminal.options import CONTEXT, version_option
+from haservice.terminal.options import CONTEXT, did_you_mean, version_option
 from haservice.terminal.output import echo
 
 # The commands as the help lists them: by section, and by the module that has them.
@@ -112,8 +111,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         names = self.list_commands(ctx)
-        if args[0] not in names and (near := difflib.get_close_matches(args[0], names, 1)):
-            ctx.fail(f"there is no command {args[0]!r}: did you mean {near[0]}?")
+        if args[0] not in names and (hint := did_you_mean(args[0], names)):
+            ctx.fail(f"there is no command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,7 +12,6 @@ names what a job lacks.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +27,7 @@ from haservice.pipeline.java import Interrupted, was_interrupted
 from haservice.pipeline.jobs.job import COULD_NOT_RUN, USAGE, Job
 from haservice.pipeline.session import INSTALL
 from haservice.terminal.explain import explain
-from haservice.terminal.options import CONTEXT, version_option
+from haservice.terminal.options import CONTEXT, did_you_mean, version_option
 
 # For each job its module, which offers `command`, and its line in the help.
 JOBS: Mapping[str, tuple[str, str]] = {
@@ -115,9 +114,8 @@ class Jobs(click.Group):
 
 def _meant(name: str, known: Collection[str]) -> str:
     """The nearest of the known names, if there is one near, and all of them."""
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]}?  " if near else ""
-    return f"{hint}there are {', '.join(known)}"
+    hints = (did_you_mean(name, known), f"there are {', '.join(known)}")
+    return "  ".join(filter(None, hints))
 
 
 def words_of(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
@@ -139,6 +140,12 @@ topic_option = click.option("-t", "--topic", required=True, help="The topic.")
 
 
 version_option = click.version_option(__version__, message=f"haservice {__version__}")
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """The nearest of the known names, as a question; "" if none is near."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def _format_option(*names: str) -> Callable[[F], F]:

@@ -89,6 +89,12 @@ def test_help_of_an_unknown_command_is_a_usage_error() -> None:
     assert run("help", "nonsense").exit_code == 2
 
 
+def test_a_command_that_is_misspelt_is_named_with_the_nearest() -> None:
+    result = CliRunner().invoke(main, ["chekc"])
+    assert result.exit_code == 2
+    assert "there is no command 'chekc': did you mean check?" in result.output
+
+
 def test_an_address_where_nobody_listens_is_one_line_with_the_fix() -> None:
     addr = f"127.0.0.1:{free_port_block(1)}"
     result = run("clusterList", "-n", addr)
