@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Gets the answer to a call, or why there is none.
+OnEnd = Callable[[RemotingCommand | BaseException], None]
+
 # Adds credentials to a request; see haservice.remoting.signature.
 Sign = Callable[[RemotingCommand], None]
 
@@ -132,6 +135,25 @@ class RemotingClient:
         finally:
             timer.cancel()
             connection.forget(opaque)
+
+    def ask(self, addr: str, command: RemotingCommand, timeout_s: float, on_end: OnEnd) -> bool:
+        """As `invoke`, without a task: `on_end` gets the answer, or the error that invoke() would raise.
+
+        False, and nothing is sent, while there is no connection that takes more bytes at once.
+        """
+        _check_body(command)
+        connection = self._connections.get(addr)
+        if connection is None or connection.close_reason or connection.congested:
+            return False
+        if connection.closed or connection.calls >= CALLS_MAX:
+            return False
+        if self._sign is not None:
+            self._sign(command)
+        opaque = command.opaque = next(self._opaque) & 0x7FFFFFFF
+        call = _Asked(on_end)
+        call.timer = self._loop.call_later(timeout_s, _give_up, connection, opaque, call, addr, timeout_s)
+        connection.call_now(command, call)
+        return True
 
     def serve(self, code: int, processor: Processor) -> None:
         """Gives requests of `code` that a peer sends over our connection to `processor`, which answers them
@@ -246,6 +268,37 @@ class RemotingClient:
                 connection.close(f"idle for {self._idle_seconds:g} s")
         if self._connections and not self._closed:
             self._sweep_timer = self._loop.call_later(self._idle_seconds / SWEEPS_PER_IDLE_TIME, self._sweep)
+
+
+class _Asked:
+    """A call whose end is told at once, in the turn of the loop in which it comes."""
+
+    __slots__ = ("_on_end", "timer")
+
+    def __init__(self, on_end: OnEnd) -> None:
+        self._on_end: OnEnd | None = on_end
+        self.timer: asyncio.TimerHandle | None = None
+
+    def done(self) -> bool:
+        return self._on_end is None
+
+    def set_result(self, result: RemotingCommand, /) -> None:
+        self._end(result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self._end(exception)
+
+    def _end(self, outcome: RemotingCommand | BaseException) -> None:
+        on_end, self._on_end = self._on_end, None
+        assert on_end is not None
+        if self.timer is not None:
+            self.timer.cancel()
+        on_end(outcome)
+
+
+def _give_up(connection: Connection, opaque: int, call: _Asked, addr: str, seconds: float) -> None:
+    connection.forget(opaque)
+    call.set_exception(RemotingTimeout(addr, 0, seconds))
 
 
 def _check_body(command: RemotingCommand) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from commitlog.kernel.records import encode_host
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
@@ -46,6 +46,16 @@ Outcome = RemotingCommand | Awaitable[RemotingCommand] | None
 Processor = Callable[["Connection", RemotingCommand], Outcome]
 
 
+class PendingCall(Protocol):
+    """A request of ours that waits for its answer: a future, or whatever ends like one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: RemotingCommand, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """One peer.  A server or a client makes it; processors keep it to send later, and to hear of its end.
 
@@ -68,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._on_open = on_open
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[RemotingCommand]] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._unanswered: dict[asyncio.Future[RemotingCommand], RemotingCommand] = {}
         self._out: list[bytes | memoryview] = []  # gathered, not yet written
         self._out_bytes = 0
@@ -111,6 +121,16 @@ class Connection(asyncio.Protocol):
         self._calls[command.opaque] = future
         self.send(command)
         return future
+
+    def call_now(self, command: RemotingCommand, call: PendingCall) -> None:
+        """As call(), for a `call` of the caller's own, and written in this turn of the loop, not at its end.
+
+        The connection is open.
+        """
+        self._calls[command.opaque] = call
+        self._gather(command)
+        if not self._gathering:
+            self._flush()
 
     def forget(self, opaque: int) -> None:
         """Nobody waits for this answer any more: drops it when it comes."""
@@ -201,9 +221,9 @@ class Connection(asyncio.Protocol):
         self._unanswered = {}
         self._wake_writers()
         calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(RemotingClosed(self.peer, self.close_reason))
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(RemotingClosed(self.peer, self.close_reason))
         for callback in self.on_close:
             try:
                 callback(self)
@@ -322,11 +342,11 @@ class Connection(asyncio.Protocol):
                 self.abort(f"no answer can be written: {worse}")
 
     def _on_response(self, command: RemotingCommand) -> None:
-        future = self._calls.pop(command.opaque, None)
-        if future is None:
+        call = self._calls.pop(command.opaque, None)
+        if call is None:
             logger.debug("answer to an unknown request dropped peer=%s opaque=%s", self.peer, command.opaque)
-        elif not future.done():
-            future.set_result(command)
+        elif not call.done():
+            call.set_result(command)
 
     def _on_protocol_error(self, error: ProtocolError) -> None:
         if not self.close_reason:
