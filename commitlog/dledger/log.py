@@ -56,6 +56,17 @@ class EntryAppender(Protocol):
         """
         ...
 
+    def place_of(self, entry_bytes: int) -> tuple[int, int]:
+        """Where an entry of this size would begin, and how many bytes it and others may have there."""
+        ...
+
+    def place_spaced(self, data: memoryview, position: int) -> None:
+        """Appends records that are stamped for `position`, with room for a head before each, all or none.
+
+        Any thread.  Raises LogNotWritable.
+        """
+        ...
+
     @property
     def refused(self) -> str | None:
         """Why place() would refuse now."""
@@ -213,6 +224,23 @@ class MajorityLog(CommitLog):
         end = offsets[-1] + ends[-1] - starts[-1]
         return BatchAppended(offsets[0], end, first, len(starts), now_ms, offsets)
 
+    def append_run(self, run: EncodedRun) -> LogNotWritable | None:
+        """As CommitLog's, with one append of entries a file.  The run leaves room for a head before each record."""
+        with self._lock:
+            try:
+                while size := run.next_bytes:
+                    reason = self.writable
+                    if reason is not None:
+                        raise LogNotWritable(reason)
+                    # Nobody else appends while this member leads, and the lock is held.
+                    position, room = self._appender.place_of(size)
+                    records = run.stamp(position, room, self._clock_ms(), self.queue_offsets)
+                    self._appender.place_spaced(records, position)
+                    run.written(self.queue_offsets)
+            except LogNotWritable as error:
+                return error
+        return None
+
     def _place(self, bodies: Sequence[bytes]) -> Sequence[int]:
         assert self._lock.locked()
         reason = self.writable
@@ -221,9 +249,6 @@ class MajorityLog(CommitLog):
         return self._appender.place(bodies)
 
     # -- what a log on DLedger has no use for ---------------------------------------------------------
-
-    def append_run(self, run: EncodedRun) -> LogNotWritable | None:
-        return _not_here()
 
     def append_replica(
         self,

@@ -16,25 +16,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commitlog.disk.files import Buffer, Files, OSFiles
 from commitlog.disk.store_lock import StoreLock
-from commitlog.dledger.entries import (
-    LogEntry,
-    Unit,
-    check_body,
-    decode,
-    encode_blank,
-    encode_head,
-    encode_unit,
-    parse_unit,
-)
+from commitlog.dledger.entries import LogEntry, Unit, check_body, decode, encode_blank, parse_unit
 from commitlog.dledger.growing import GrowingFiles
 from commitlog.dledger.layout import BLANK_BYTES, ENTRY_BYTES_MAX, HEAD_BYTES, NONE, UNIT_BYTES
 from commitlog.dledger.recovery import first_index, recover
+from commitlog.dledger.run import EntryRun
 from commitlog.dledger.small import CheckpointFile, LogCheckpoint
 from commitlog.errors import (
     CorruptEntry,
@@ -184,15 +176,30 @@ class EntryStore:
             if cuts == self._cuts:
                 return entry
 
-    def entries(self, first: int, max_bytes: int) -> Iterator[LogEntry]:
-        """The entries from `first` on: at least one, then while they fit into `max_bytes`, up to the end."""
-        left = max_bytes
-        while first <= self.end_index:
-            entry = self.read(first)
-            if left < entry.size and left < max_bytes:
-                return
-            yield entry
-            left, first = left - entry.size, first + 1
+    def read_run(self, first: int, most: int, max_bytes: int) -> EntryRun:
+        """Up to `most` entries from `first` on that lie in one file: at least one, then while all are `max_bytes` at
+        most.  Raises as read()."""
+        entry = self.read(first)
+        last = min(first + most - 1, self.end_index)
+        begin, file_end = (
+            entry.position,
+            entry.position - entry.position % self.data.file_bytes + self.data.file_bytes,
+        )
+        cuts = self._cuts
+        while last > first:
+            end = self.end_of(last)
+            if end <= min(begin + max_bytes, file_end):
+                break
+            last = first + (last - first) // 2
+        if last == first:
+            return EntryRun.of([entry])
+        try:
+            run = EntryRun(self.data.read(begin, end - begin))
+        except CorruptEntry:
+            if cuts == self._cuts:
+                raise
+            return self.read_run(first, most, max_bytes)
+        return run if cuts == self._cuts else self.read_run(first, most, max_bytes)
 
     def _has(self, index: int) -> bool:
         return 0 <= self.begin_index <= index <= self.end_index
@@ -221,15 +228,15 @@ class EntryStore:
 
     # -- appending ----------------------------------------------------------------------------------
 
-    def append(self, term: int, bodies: Sequence[Buffer], stamp: Stamp | None = None) -> list[LogEntry]:
+    def append(self, term: int, bodies: Sequence[Buffer], stamp: Stamp | None = None) -> list[EntryRun]:
         """As the leader of `term`: gives each body an index and a position, and writes them, all or none.
 
-        `stamp` gets each body as a bytearray, and where it begins in the log.  Raises EntryBeyondLimits and
-        LogNotWritable.
+        Returns them by file.  `stamp` gets each body as a bytearray, and where it begins in the log.  Raises
+        EntryBeyondLimits and LogNotWritable.
         """
         for body in bodies:
             self._check_fits(len(body))
-        runs: list[list[LogEntry]] = []
+        files: list[list[LogEntry]] = []
         with self._lock:
             assert term >= self.end_term
             data, index = self.data, self._next_index
@@ -238,37 +245,63 @@ class EntryStore:
                 size = HEAD_BYTES + len(body)
                 if size + BLANK_BYTES > room:
                     position, room = position + room, data.file_bytes
-                    runs.append([])
-                elif not runs:
-                    runs.append([])
+                    files.append([])
+                elif not files:
+                    files.append([])
                 stored = body if isinstance(body, bytes) and stamp is None else bytearray(body)
                 if stamp is not None:
                     assert isinstance(stored, bytearray)
                     stamp(stored, position + HEAD_BYTES)
                 whole = bytes(stored)
-                runs[-1].append(LogEntry(index, term, position, whole, body_crc=body_crc(whole)))
+                files[-1].append(LogEntry(index, term, position, whole, body_crc=body_crc(whole)))
                 index, position, room = index + 1, position + size, room - size
+            runs = [EntryRun.of(entries) for entries in files]
             if runs:
                 self._write(runs)
-        return [entry for run in runs for entry in run]
+        return runs
 
-    def append_entry(self, entry: LogEntry) -> None:
-        """As a follower: writes the leader's entry, byte for byte.
+    def append_spaced(self, term: int, spaced: bytearray | memoryview, position: int) -> EntryRun:
+        """As the leader of `term`: stamped records for `position` of the log, with room for a head before each.
 
-        Raises, with nothing changed, EntryGap unless it continues the log, CorruptEntry for a wrong CRC,
-        EntryBeyondLimits, LogNotWritable.
+        Raises EntryGap unless the log continues there and they fit into one file, CorruptEntry for what is no record,
+        LogNotWritable.
         """
-        self._check_fits(len(entry.body))
-        if entry.body_crc and entry.body_crc != body_crc(entry.body):
-            raise CorruptEntry(entry.position, f"its body is not the one of its crc {entry.body_crc:#010x}")
         with self._lock:
-            if entry.index != self._next_index or entry.term < self.end_term:
-                raise EntryGap(entry.index, entry.term, self._next_index, self.end_term)
-            fits = self.data.room >= entry.size + BLANK_BYTES
-            here, next_file = self.data.end, self.data.end + self.data.room
-            if entry.position != next_file and not (fits and entry.position == here):
-                raise EntryGap(entry.index, entry.term, self._next_index, self.end_term, entry.position, here)
-            self._write([[entry]])
+            assert term >= self.end_term
+            self._check_place(self._next_index, term, position, len(spaced))
+            run = EntryRun.fill(spaced, self._next_index, term, position)
+            self._write([run])
+        return run
+
+    def place_of(self, entry_bytes: int) -> tuple[int, int]:
+        """Where an entry of this size would begin, and how many bytes it and others may have there."""
+        data = self.data
+        end, room = data.end, data.room
+        if entry_bytes + BLANK_BYTES > room:
+            end, room = end + room, data.file_bytes
+        return end, room - BLANK_BYTES
+
+    def append_run(self, run: EntryRun) -> None:
+        """As a follower: writes the leader's entries, byte for byte.
+
+        Raises, with nothing changed, EntryGap unless they continue the log within one file, EntryBeyondLimits,
+        LogNotWritable.
+        """
+        if len(run.data) + BLANK_BYTES > self.data.file_bytes:
+            self._check_fits(len(run.data) - HEAD_BYTES)
+        with self._lock:
+            if run.first_index != self._next_index or run.first_term < self.end_term:
+                raise EntryGap(run.first_index, run.first_term, self._next_index, self.end_term)
+            self._check_place(run.first_index, run.first_term, run.position, len(run.data))
+            self._write([run])
+
+    def _check_place(self, index: int, term: int, position: int, size: int) -> None:
+        """Raises EntryGap unless so many bytes may begin there: at the end, or where the next file begins."""
+        here, room = self.data.end, self.data.room
+        goes_on = position == here and size + BLANK_BYTES <= room
+        begins_file = position == here + room and size + BLANK_BYTES <= self.data.file_bytes
+        if not goes_on and not begins_file:
+            raise EntryGap(index, term, self._next_index, self.end_term, position, here)
 
     def _check_fits(self, body_bytes: int) -> None:
         check_body(body_bytes)
@@ -278,7 +311,7 @@ class EntryStore:
                 f" of which {BLANK_BYTES} stay free"
             )
 
-    def _write(self, runs: list[list[LogEntry]]) -> None:
+    def _write(self, runs: list[EntryRun]) -> None:
         """Writes entries, the runs of one file each, and their index units; publishes all at once.
 
         The files are made first: without room for one of them nothing is written.
@@ -289,8 +322,8 @@ class EntryStore:
             raise LogNotWritable(next(iter(self._holds.values())))
         data.check_open()
         index.check_open()
-        units = b"".join([encode_unit(entry) for run in runs for entry in run])
-        goes_on = runs[0][0].position == data.end and data.room > 0
+        units = b"".join([run.units() for run in runs])
+        goes_on = runs[0].position == data.end and data.room > 0
         data.make_ahead(len(runs) - goes_on)
         index.make_ahead(-(-(len(units) - index.room) // index.file_bytes))
         if not goes_on:
@@ -300,7 +333,8 @@ class EntryStore:
             for number, run in enumerate(runs):
                 if number:
                     self._roll()
-                self._write_run(run)
+                data.write((run.data,), len(run.data))
+                data.advance(len(run.data))
             while units:
                 if index.room == 0:
                     index.roll()
@@ -312,24 +346,16 @@ class EntryStore:
             data.take_back(marks[0])
             index.take_back(marks[1])
             raise
-        last = runs[-1][-1]
+        last = runs[-1]
         if self.end_index == NONE:
-            self._begin = (data.start, runs[0][0].index)
-        self._next_index = last.index + 1
-        self.end_term = last.term
-        self.end_index = last.index
+            self._begin = (data.start, runs[0].first_index)
+        self._next_index = last.last_index + 1
+        self.end_term = last.end_term
+        self.end_index = last.last_index
 
     def _roll(self) -> None:
         room = self.data.room
         self.data.roll(encode_blank(room) if room else b"")
-
-    def _write_run(self, run: list[LogEntry]) -> None:
-        buffers: list[bytes] = []
-        for entry in run:
-            buffers += (encode_head(entry), entry.body)
-        size = run[-1].end - run[0].position
-        self.data.write(buffers, size)
-        self.data.advance(size)
 
     def hold_appends(self, reason: str | None, holder: str) -> None:
         """Refuses entries for `reason` until the same `holder` passes None: a nearly full disk, for example."""

@@ -142,6 +142,16 @@ cdef extern from "core/dispatch.h" nogil:
     int hs_dispatch_sort(hs_dispatch*)
     void hs_dispatch_taken(hs_dispatch*)
 
+cdef extern from "core/ledger.h" nogil:
+    enum:
+        HS_LEDGER_UNIT_BYTES
+    ctypedef struct hs_ledger_run:
+        int64_t count, index, term, position, last_term, last_at
+    size_t hs_ledger_scan(const uint8_t*, size_t, int, hs_ledger_run*)
+    int64_t hs_ledger_heads(uint8_t*, size_t, int64_t, int64_t, int64_t)
+    void hs_ledger_units(const uint8_t*, int64_t, uint8_t*)
+    size_t hs_ledger_bytes(const uint8_t*, int64_t)
+
 cdef extern from "core/writes.h" nogil:
     ctypedef struct hs_write:
         const uint8_t *data
@@ -853,3 +863,54 @@ def index_put(mapped, puts, int64_t slots, int64_t entries, tuple header):
         PyBuffer_Release(&target)
     header = (index.begin_ms, index.end_ms, index.begin_offset, index.end_offset, index.used, index.next)
     return header, bool(well)
+
+
+def ledger_scan(bytes data not None):
+    """The whole, sound entries that follow each other from the begin of `data` on.
+
+    Returns (their bytes, how many, index, term and position of the first, term of the last and where it begins).
+    """
+    cdef hs_ledger_run run
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef size_t size = PyBytes_GET_SIZE(data), passed
+    if size >= LONG_BYTES:
+        with nogil:
+            passed = hs_ledger_scan(start, size, 1, &run)
+    else:
+        passed = hs_ledger_scan(start, size, 1, &run)
+    return passed, run.count, run.index, run.term, run.position, run.last_term, run.last_at
+
+
+def ledger_heads(space, int64_t index, int64_t term, int64_t position):
+    """Writes heads of entries of `term`, from number `index` and `position` of the log on, into the room before each
+    record of `space`.  Returns how many; 0 if it is not filled by records with such room."""
+    cdef Py_buffer buffer
+    cdef int64_t count
+    PyObject_GetBuffer(space, &buffer, PyBUF_WRITABLE)
+    try:
+        count = hs_ledger_heads(<uint8_t*>buffer.buf, buffer.len, index, term, position)
+    finally:
+        PyBuffer_Release(&buffer)
+    return count
+
+
+def ledger_units(bytes data not None):
+    """The index units of the entries that fill `data`.  Raises ValueError if anything else is in it."""
+    cdef hs_ledger_run run
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef bytes units
+    if hs_ledger_scan(start, PyBytes_GET_SIZE(data), 0, &run) != <size_t>PyBytes_GET_SIZE(data):
+        raise ValueError("not all of it is entries")
+    units = PyBytes_FromStringAndSize(NULL, run.count * HS_LEDGER_UNIT_BYTES)
+    hs_ledger_units(start, run.count, <uint8_t*>PyBytes_AS_STRING(units))
+    return units
+
+
+def ledger_bytes(bytes data not None, int64_t count):
+    """Bytes of the first `count` of the entries that fill `data`.  Raises ValueError if there are fewer."""
+    cdef hs_ledger_run run
+    cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+    hs_ledger_scan(start, PyBytes_GET_SIZE(data), 0, &run)
+    if not 0 <= count <= run.count:
+        raise ValueError(f"{run.count} entries, asked for {count}")
+    return hs_ledger_bytes(start, count)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import EntryLogError
+from haservice.dledger.entry_log import Bodies, EntryLogError
 from haservice.dledger.events import AnswerAsked, AppendEnded, AppendPlaced
+from haservice.dledger.ledger_run import span_of
 from haservice.dledger.messages import AppendEntryRequest, AppendEntryResponse
 from haservice.dledger.state import TermState
 
@@ -43,7 +43,7 @@ class PendingAppends:
     def append(
         self,
         token: object,
-        bodies: Sequence[bytes],
+        bodies: Bodies,
         request: AppendEntryRequest | None,
         term: int | None = None,
     ) -> bool:
@@ -60,15 +60,14 @@ class PendingAppends:
         if refused is not None:
             self._end(_Append(token, request, state.term, -1, math.inf), refused, -1)
             return False
-        last = entries[-1]
+        span = span_of(entries)
         until_s = state.now_s + state.settings.wait_ack_max_s
-        self._pending[last.index] = _Append(token, request, state.term, last.pos, until_s)
+        self._pending[span.last] = _Append(token, request, state.term, span.last_pos, until_s)
         if request is None:
-            positions = tuple(entry.pos for entry in entries)
-            state.actions.append(AppendPlaced(token, entries[0].index, positions))
+            state.actions.append(AppendPlaced(token, entries))
         return True
 
-    def _refusal(self, bodies: Sequence[bytes]) -> DLedgerResponseCode | None:
+    def _refusal(self, bodies: Bodies) -> DLedgerResponseCode | None:
         if not self._state.is_leader:
             return DLedgerResponseCode.NOT_LEADER
         if self.transferring:

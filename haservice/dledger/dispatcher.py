@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode, PushType
+from haservice.dledger.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
 
@@ -72,6 +73,8 @@ class EntryDispatcher:
         self._paused_until_s = -math.inf
         self._probing = False
         """After an error one push at a time, until one succeeds."""
+        self._takes_runs = False
+        """As it said last: entries are pushed as they are stored."""
         self._commit_asked = False
         self._pushed_s = -math.inf
         self._told_commit = -1
@@ -120,8 +123,16 @@ class EntryDispatcher:
         is_told = self._told_commit >= min(self._state.committed_index, self.match_index)
         return self._pushed_s + (settings.commit_repeat_s if is_told else settings.commit_push_interval_s)
 
-    def _request(self, kind: PushType, entries: tuple[LedgerEntry, ...]) -> PushEntryRequest:
+    def _request(self, kind: PushType, entries: Sequence[LedgerEntry]) -> PushEntryRequest:
         state = self._state
+        if kind is PushType.APPEND and self._takes_runs and isinstance(entries, LedgerRun):
+            return PushEntryRequest(
+                **state.base(self.peer),
+                batch_entry=entries,
+                total_size=len(entries.run.data),
+                commit_index=state.committed_index,
+            )
+        entries = tuple(entries)
         many = len(entries) > 1
         return PushEntryRequest(
             **state.base(self.peer),
@@ -140,6 +151,7 @@ class EntryDispatcher:
                 self._commit_asked = False
             if not state.is_leader or state.term != request.term:
                 return
+            self._takes_runs = answer is not None and bool(answer.takes_runs)
             if answer is not None:
                 self._on_word(self.peer, sent_s, answer)
                 if not state.is_leader or state.term != request.term:
@@ -278,23 +290,21 @@ class EntryDispatcher:
         if self._write_index < state.log.begin_index:
             self._compare()
             return False
-        first = state.log.read(self._write_index)
-        behind = state.log.end_pos - first.pos
-        throttled = behind >= settings.throttle_behind_bytes
-        if throttled and not self._quota.left(state.now_s):
-            return False
-        entries, size = [first], first.size
-        most = min(state.log.end_index - first.index + 1, settings.in_flight_max - self._in_flight_entries)
-        while len(entries) < most and size < settings.batch_push_bytes_max:
-            entries.append(state.log.read(first.index + len(entries)))
-            size += entries[-1].size
-        if throttled:
+        most = min(
+            state.log.end_index - self._write_index + 1, settings.in_flight_max - self._in_flight_entries
+        )
+        entries = state.log.read_some(self._write_index, most, settings.batch_push_bytes_max)
+        span = span_of(entries)
+        size = span.end - span.pos
+        if state.log.end_pos - span.pos >= settings.throttle_behind_bytes:
+            if not self._quota.left(state.now_s):
+                return False
             self._quota.spend(size, state.now_s)
-        self._ask(self._request(PushType.APPEND, tuple(entries)), self._on_appended)
-        self._in_flight[first.index] = _Pushed(entries[-1].index, size, state.now_s)
+        self._ask(self._request(PushType.APPEND, entries), self._on_appended)
+        self._in_flight[span.first] = _Pushed(span.last, size, state.now_s)
         self._in_flight_entries += len(entries)
         self._in_flight_bytes += size
-        self._write_index = entries[-1].index + 1
+        self._write_index = span.last + 1
         return True
 
     def _on_appended(self, answer: PushEntryResponse) -> None:
@@ -323,5 +333,5 @@ class EntryDispatcher:
 
 def _last_acknowledged(request: PushEntryRequest, answer: PushEntryResponse) -> int:
     """Of a push that succeeded.  A peer from before batches says no count, and has taken one entry."""
-    entries = request.entries
-    return min(entries[-1].index, entries[0].index + max(answer.count, 1) - 1)
+    span = span_of(request.entries)
+    return min(span.last, span.first + max(answer.count, 1) - 1)

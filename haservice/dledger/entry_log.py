@@ -9,7 +9,7 @@ An index of -1 is none.  The term of an entry is never lower than that of the en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.messages import LedgerEntry
@@ -38,6 +38,17 @@ class EntryRefused(EntryLogError):
     """No log of this group takes it: it is too large, or its fields or checksum are wrong."""
 
     code = DLedgerResponseCode.UNEXPECTED_ARGUMENT
+
+
+class SpacedRecords(NamedTuple):
+    """Records that are encoded and stamped for `position` of the log, with room for an entry's head before each."""
+
+    data: memoryview
+    position: int
+
+
+Bodies = Sequence[bytes] | SpacedRecords
+"""What a leader appends: a body for each entry, or records of which only the heads are missing."""
 
 
 class EntryLog(Protocol):
@@ -76,12 +87,17 @@ class EntryLog(Protocol):
         """Only within the log."""
         ...
 
-    def append_as_leader(self, term: int, bodies: Sequence[bytes]) -> list[LedgerEntry]:
+    def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
+        """At least the entry of this index, and at most `most` from it on, within the log.  All after the first have
+        at most `max_bytes` with it, and each lies right behind the one before it."""
+        ...
+
+    def append_as_leader(self, term: int, bodies: Bodies) -> Sequence[LedgerEntry]:
         """Behind the end, all or none; the log says where.  Raises EntryLogError."""
         ...
 
-    def append_as_follower(self, entry: LedgerEntry) -> None:
-        """Behind the end, at the entry's own place.  Raises EntryLogError."""
+    def append_as_follower(self, entries: Sequence[LedgerEntry]) -> None:
+        """Behind the end, at the entries' own places.  Raises EntryLogError; the first ones may be appended then."""
         ...
 
     def truncate_from(self, index: int) -> None:

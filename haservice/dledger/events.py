@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.messages import MemberMessage
+from haservice.dledger.entry_log import Bodies
+from haservice.dledger.messages import LedgerEntry, MemberMessage
 
 # -- events -----------------------------------------------------------------------------------------
 
@@ -41,7 +42,7 @@ class AppendBodies:
     """
 
     token: object
-    bodies: Sequence[bytes]
+    bodies: Bodies
     term: int | None = None
 
 
@@ -103,11 +104,10 @@ class AnswerAsked:
 
 @dataclass(frozen=True, slots=True)
 class AppendPlaced:
-    """Bodies are in this leader's log, at these positions from `index` on; nothing is promised yet."""
+    """Bodies are in this leader's log as these entries; nothing is promised yet."""
 
     token: object
-    index: int
-    positions: tuple[int, ...]
+    entries: Sequence[LedgerEntry]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ are committed: the commit index says nothing about a tail that nobody has compar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode, PushType
 from haservice.dledger.election import LeaderElector
 from haservice.dledger.entry_log import EntryLogError
 from haservice.dledger.events import AnswerAsked, TellOperator
+from haservice.dledger.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
 
@@ -105,7 +106,7 @@ class EntryHandler:
     # -- APPEND and COMMIT --------------------------------------------------------------------------
 
     def _on_append(self, push: _Push) -> None:
-        first = push.request.entries[0].index
+        first = span_of(push.request.entries).first
         if first > self._state.log.end_index + 1:
             self._wait(first, push)
             return
@@ -122,29 +123,31 @@ class EntryHandler:
             self._waiting[first] = push
 
     def _append(self, push: _Push) -> None:
-        code = _OK
-        for entry in push.request.entries:
-            code = self._take(entry)
-            if code is not _OK:
-                self._answer(push, code)
-                return
-        self._agree(push, push.request.entries[-1].index)
+        code = self._take(push.request.entries)
+        if code is _OK:
+            self._agree(push, span_of(push.request.entries).last)
+        else:
+            self._answer(push, code)
 
-    def _take(self, entry: LedgerEntry) -> DLedgerResponseCode:
-        """SUCCESS if the entry is in the log."""
+    def _take(self, entries: Sequence[LedgerEntry]) -> DLedgerResponseCode:
+        """SUCCESS if they are in the log."""
         log = self._state.log
-        if entry.index <= log.end_index:
+        there = max(0, min(len(entries), log.end_index - span_of(entries).first + 1))
+        for entry in entries[:there]:
             if not self._has(entry):
                 return _INCONSISTENT
             self.agreed_index = max(self.agreed_index, entry.index)
+        if there == len(entries):
             return _OK
         if self.agreed_index != log.end_index:
             return _INCONSISTENT
         try:
-            log.append_as_follower(entry)
+            log.append_as_follower(entries[there:])
         except EntryLogError as error:
             return error.code
-        self.agreed_index = entry.index
+        finally:
+            # The leader's, all of them.
+            self.agreed_index = log.end_index
         return _OK
 
     def _has(self, entry: LedgerEntry) -> bool:
@@ -234,10 +237,11 @@ class EntryHandler:
             leader_id=state.leader_id,
             term=state.term if code is DLedgerResponseCode.EXPIRED_TERM else request.term,
             code=int(code),
-            index=entries[0].index if entries else None,
+            index=span_of(entries).first if entries else None,
             count=len(entries),
             begin_index=state.log.begin_index,
             end_index=state.log.end_index,
+            takes_runs=True,
         )
         state.actions.append(AnswerAsked(push.token, answer))
 
@@ -249,6 +253,8 @@ def _is_sound(kind: PushType, request: PushEntryRequest) -> bool:
         return not some
     if not some or (kind is not PushType.APPEND and len(some) != 1):
         return False
+    if isinstance(some, LedgerRun):
+        return some.run.end_term <= request.term
     before = some[0]
     for entry in some:
         follows = entry is some[0] or (entry.index == before.index + 1 and entry.term >= before.term)

@@ -4,10 +4,11 @@
     member → member    VOTE  HEART_BEAT  PUSH  PULL (nobody serves it)
     either → leader    LEADERSHIP_TRANSFER
 
-Two members are ours.  Stock peers ignore them, and do without them:
+Three members are ours.  Stock peers ignore them, and do without them:
 
     VoteRequest.preVote          asks how a vote in the next term would go; nobody changes anything for it
     HeartBeatRequest.intervalMs  how often this leader beats; one that does not say it is stock, and beats every 2 s
+    PushEntryResponse.takesRuns  this follower takes entries as they are stored (wire.py), not only as JSON
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ class PushEntryResponse(MemberMessage):
     count: FileBytes = 0
     begin_index: OffsetOrNone = -1
     end_index: OffsetOrNone = -1
+    takes_runs: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from commitlog.dledger.layout import HEAD_BYTES
 from commitlog.kernel.records import decode_properties, encode_host
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
@@ -34,6 +35,8 @@ from haservice.remoting.command import RemotingCommand, decode
 from haservice.remoting.connection import Connection
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import FrameReader
+from tests.commitlog.dledger.opened import Opened
+from tests.commitlog.dledger.stores import data_bytes
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import STORE_HOST, Clock, log_options, records_of, whole_log
 from tests.support.proofs import Proofs
@@ -50,6 +53,7 @@ SEND_LIMITS = SendLimits(
     max_pending_sends=1000,
     is_slave=False,
 )
+SEGMENT_BYTES, GROUPS_BYTES = 64 * 1024, 4 * 1024
 ALONE, CROWD = -1.0, 3600.0
 
 
@@ -99,11 +103,19 @@ class Broker:
         fast: bool = True,
         sync: bool = False,
         store_host: bytes = STORE_HOST,
+        group: bool = False,
         **send_limits: Any,
     ) -> None:
+        """`group`: its log is that of a DLedger group."""
         self.files = FailingFiles()
-        self.log = CommitLog.open(
-            _options(directory), store_host=store_host, clock_ms=Clock(), files=self.files
+        options = _options(directory, GROUPS_BYTES if group else SEGMENT_BYTES)
+        self.opened = (
+            Opened(directory, None, options, store_host=store_host, clock_ms=Clock()) if group else None
+        )
+        self.log = (
+            self.opened.log
+            if self.opened is not None
+            else CommitLog.open(options, store_host=store_host, clock_ms=Clock(), files=self.files)
         )
         self.topics = TopicTable(
             BrokerConfig(cluster_name="C", broker_name="broker-a"),
@@ -121,7 +133,12 @@ class Broker:
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.send_limits = SEND_LIMITS._replace(**send_limits)
         short = fast_sends(
-            self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.send_limits)
+            self.admission,
+            self.log,
+            self.stats,
+            store_host=store_host,
+            trace=trace_of(self.send_limits),
+            lead=HEAD_BYTES if group else 0,
         )
         self.sends = SendProcessor(
             self.send_limits,
@@ -165,8 +182,8 @@ class Broker:
         }
 
 
-def _options(directory: Path) -> LogOptions:
-    return log_options(directory, segment_bytes=64 * 1024, max_message_bytes=1000)
+def _options(directory: Path, segment_bytes: int) -> LogOptions:
+    return log_options(directory, segment_bytes=segment_bytes, max_message_bytes=1000)
 
 
 def _find_group(group: str) -> GroupConfig | None:
@@ -184,6 +201,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     yield maker
     for broker in brokers:
         broker.log.close()
+        if broker.opened is not None:
+            broker.opened.close()
 
 
 @pytest.fixture(params=[ALONE, CROWD], ids=["alone", "crowd"])
@@ -300,6 +319,37 @@ def test_a_sender_alone_finds_the_same_log_and_hears_the_same(
     assert short.counted() == long.counted()
     for peer in expected:
         assert got[peer][1].closing == expected[peer][1].closing
+        assert sorted(map(facts, got[peer][1].answers()), key=repr) == sorted(
+            map(facts, expected[peer][1].answers()), key=repr
+        )
+
+
+@pytest.mark.parametrize("crowded", [ALONE, CROWD], ids=["alone", "crowd"])
+@pytest.mark.parametrize("store_host", [STORE_HOST, encode_host("fd00::1", 10911)], ids=["ipv4", "ipv6"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_groups_leader_appends_the_same_entries_either_way(
+    make: Callable[..., Broker],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    seed: int,
+    crowded: float,
+    store_host: bytes,
+) -> None:
+    """Over several files, byte for byte, and every sender hears the same."""
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", crowded)
+    turns = scenario(seed, odd_share=0.0 if crowded == CROWD else 0.3, peers=4)
+    long, short = (make(fast=fast, store_host=store_host, group=True) for fast in (False, True))
+    expected, got = play(long, turns), play(short, turns)
+    assert short.taken > 0
+    first, second = (data_bytes(tmp_path / str(number) / "dledger-n0") for number in range(2))
+    assert first == second
+    assert len(first) > 2 * GROUPS_BYTES
+    assert data_bytes(tmp_path / "0" / "dledger-n0", "index") == data_bytes(
+        tmp_path / "1" / "dledger-n0", "index"
+    )
+    assert short.log.queue_offsets == long.log.queue_offsets
+    assert short.counted() == long.counted()
+    for peer in expected:
         assert sorted(map(facts, got[peer][1].answers()), key=repr) == sorted(
             map(facts, expected[peer][1].answers()), key=repr
         )

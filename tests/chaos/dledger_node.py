@@ -199,7 +199,7 @@ class Node:
                 world.answer(self, to, answer)
             case AnswerAsked(int() as number, AppendEntryResponse() as answer):
                 world.ended(self, number, answer.result, answer.index)
-            case AppendPlaced(number, _, _):
+            case AppendPlaced(number, _):
                 assert isinstance(number, int)
             case AppendEnded(number, code, index):
                 assert isinstance(number, int)

@@ -156,6 +156,8 @@ class Driven:
         code: DLedgerResponseCode = DLedgerResponseCode.SUCCESS,
         end: int | None = None,
         begin: int = 0,
+        *,
+        takes_runs: bool | None = None,
     ) -> list[MemberAction]:
         """An answer to a push; of SUCCESS the log ends with what was pushed."""
         request = asked.request
@@ -167,6 +169,7 @@ class Driven:
             PushEntryResponse(
                 term=request.term,
                 code=int(code),
+                takes_runs=takes_runs,
                 index=entries[0].index if entries else None,
                 count=len(entries),
                 begin_index=begin,

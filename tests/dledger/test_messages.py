@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from commitlog.dledger.entries import LogEntry
+from commitlog.dledger.run import EntryRun
+from commitlog.kernel.records import body_crc
 from haservice.bounds import OFFSET_MAX
 from haservice.configuration.dledger_settings import parse_peers
 from haservice.dledger.codes import DLedgerRequestCode, DLedgerResponseCode, PushType, VoteResult
+from haservice.dledger.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
     GetEntriesResponse,
@@ -167,3 +173,49 @@ def test_peers_are_read_as_stock_writes_them() -> None:
 def test_peers_that_cannot_be_read_say_which_one(text: str) -> None:
     with pytest.raises(ConfigError, match="dLegerPeers"):
         parse_peers(text)
+
+
+# -- a push of a run --------------------------------------------------------------------------------
+
+
+def run_of(*bodies: bytes) -> LedgerRun:
+    entries, position = list[LogEntry](), 4096
+    for number, body in enumerate(bodies):
+        entries.append(LogEntry(7 + number, 3, position, body, body_crc=body_crc(body)))
+        position = entries[-1].end
+    return LedgerRun(EntryRun.of(entries))
+
+
+def push_of(entries: Sequence[LedgerEntry]) -> PushEntryRequest:
+    return PushEntryRequest(
+        group="g", remote_id="n1", local_id="n0", term=3, batch_entry=entries, commit_index=6
+    )
+
+
+def test_a_run_is_pushed_as_it_is_stored_and_says_what_its_json_would() -> None:
+    run = run_of(b"body \x00\xff", b"", b"x" * 3000)
+    command = request_command(push_of(run))
+    assert run.run.data in command.body
+    read = read_request(command)
+    assert isinstance(read, PushEntryRequest)
+    assert isinstance(read.batch_entry, LedgerRun)
+    plain = read_request(request_command(push_of(tuple(run))))
+    assert isinstance(plain, PushEntryRequest)
+    assert replace(read, batch_entry=tuple(read.batch_entry)) == plain
+    assert list(read.entries[1:]) == list(plain.entries[1:])
+    assert read.entries[3:] == ()
+
+
+def test_a_run_that_is_not_whole_and_sound_is_refused() -> None:
+    body = bytearray(request_command(push_of(run_of(b"first", b"second"))).body)
+    body[-1] ^= 1
+    for wrong, why in (
+        (bytes(body), "body crc"),
+        (bytes(body[:-1]), "cut off"),
+        (b"\x00\x00\x00\x02{}", "no entries"),
+        (b"\x00\x7f\x00\x00{}", "says that 8323072 of them are JSON"),
+        (b"\x00", "of them are JSON"),
+        (b"\x00\x00\x00\x02[]" + run_of(b"x").run.data, "not an object"),
+    ):
+        with pytest.raises((ProtocolError, BodyUnreadable), match=why):
+            read_request(RemotingCommand.request(DLedgerRequestCode.PUSH, body=wrong))

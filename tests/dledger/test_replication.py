@@ -16,6 +16,7 @@ from haservice.dledger.events import (
     RequestCame,
     TellOperator,
 )
+from haservice.dledger.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,
@@ -325,10 +326,29 @@ def pushing(log: MemoryLog | None = None, peers: tuple[str, ...] = ("n1",), **op
     return driven
 
 
+def test_entries_go_as_they_are_stored_to_a_follower_that_said_so_last() -> None:
+    driven = pushing()
+    ways = []
+    for takes_runs in (True, False, True):
+        driven.step(AppendBodies("a", [b"one", b"two"]))
+        ((ask, push),) = driven.pushes(APPEND)
+        ways.append(type(push.batch_entry))
+        driven.pushed(ask, takes_runs=takes_runs)
+    driven.step(AppendBodies("a", [b"one", b"two"]))
+    ((ask, push),) = driven.pushes(APPEND)
+    ways.append(type(push.batch_entry))
+    assert ways == [tuple, LedgerRun, tuple, LedgerRun]
+    driven.answer(ask, None)
+    driven.on(driven.member.state.settings.push_pause_s)
+    ((_, push),) = driven.pushes(APPEND)
+    assert type(push.batch_entry) is tuple, "after an error it may be another program"
+
+
 def test_an_append_is_placed_pushed_acknowledged_and_committed() -> None:
     driven = pushing()
     driven.step(AppendBodies("a", [b"one", b"two"]))
-    assert driven.done(AppendPlaced) == [AppendPlaced("a", 1, (49, 100))]
+    (placed,) = driven.done(AppendPlaced)
+    assert (placed.token, [(one.index, one.pos) for one in placed.entries]) == ("a", [(1, 49), (2, 100)])
     ((ask, push),) = driven.pushes(APPEND)
     assert ([one.body for one in push.entries], push.commit_index) == ([b"one", b"two"], -1)
     driven.pushed(ask)

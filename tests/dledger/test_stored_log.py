@@ -23,10 +23,10 @@ def test_what_a_leader_appends_a_follower_has_at_the_same_places_byte_for_byte(t
     """Over several files: their blanks too."""
     stores = [open_entries(tmp_path / name) for name in ("leader", "follower")]
     leader, follower = (StoredLog(store, sync=True) for store in stores)
-    made = leader.append_as_leader(1, bodies(4)) + leader.append_as_leader(3, bodies(9))
+    made = [*leader.append_as_leader(1, bodies(4)), *leader.append_as_leader(3, bodies(9))]
     assert made[-1].pos > FILE_BYTES
     for entry in made:
-        follower.append_as_follower(LedgerEntry.decode(entry.encode()))
+        follower.append_as_follower([LedgerEntry.decode(entry.encode())])
     assert all_entries(stores[0]) == all_entries(stores[1])
     assert follower.end_pos == leader.end_pos
     assert [follower.read(index) for index in range(13)] == made
@@ -53,7 +53,7 @@ def test_a_log_begins_at_a_leaders_entry_and_goes_on_behind_it(tmp_path: Path) -
     log.append_as_leader(0, bodies(3))
     first = LedgerEntry.of(40, 2, 5 * FILE_BYTES, b"the leader's first")
     log.begin_at(first)
-    log.append_as_follower(LedgerEntry.of(41, 2, first.pos + first.size, b"next"))
+    log.append_as_follower([LedgerEntry.of(41, 2, first.pos + first.size, b"next")])
     assert (log.begin_index, log.end_index, log.read(40), log.durable_index) == (40, 41, first, -1)
     store.close()
 
@@ -61,11 +61,11 @@ def test_a_log_begins_at_a_leaders_entry_and_goes_on_behind_it(tmp_path: Path) -
 def test_an_entry_amid_a_file_begins_no_log_and_what_was_there_stays(tmp_path: Path) -> None:
     store = open_entries(tmp_path)
     log = StoredLog(store, sync=True)
-    made = log.append_as_leader(0, bodies(3))
+    made = [*log.append_as_leader(0, bodies(3))]
     with pytest.raises(EntryMisplaced):
         log.begin_at(LedgerEntry.of(40, 2, 5 * FILE_BYTES + 8, b"amid"))
     with pytest.raises(EntryMisplaced):
-        log.append_as_follower(LedgerEntry.of(3, 2, log.end_pos + 8, b"elsewhere"))
+        log.append_as_follower([LedgerEntry.of(3, 2, log.end_pos + 8, b"elsewhere")])
     assert [log.read(index) for index in range(3)] == made
     store.close()
 
@@ -85,9 +85,9 @@ def test_what_is_no_entry_of_a_log_is_refused_and_the_log_goes_on(tmp_path: Path
     store = open_entries(tmp_path)
     log = StoredLog(store, sync=True)
     with pytest.raises(EntryRefused) as refused:
-        log.append_as_follower(entry)
+        log.append_as_follower([entry])
     assert refused.value.code is DLedgerResponseCode.UNEXPECTED_ARGUMENT
-    log.append_as_follower(LedgerEntry.of(0, 0, 0, b"x"))
+    log.append_as_follower([LedgerEntry.of(0, 0, 0, b"x")])
     assert log.end_index == 0
     store.close()
 
@@ -115,7 +115,6 @@ def test_after_an_error_of_the_disk_nothing_is_written_any_more(tmp_path: Path) 
     files = FailingFiles()
     store = open_entries(tmp_path, files)
     log = StoredLog(store, sync=True)
-    files.fail("pwritev", errno.EIO)
     files.fail("pwrite", errno.EIO)
     with pytest.raises(EntryLogError) as failed:
         log.append_as_leader(0, bodies(1))
@@ -135,10 +134,10 @@ def test_a_log_whose_first_entry_was_not_written_takes_no_other(tmp_path: Path) 
     store = open_entries(tmp_path, files)
     log = StoredLog(store, sync=True)
     log.append_as_leader(0, bodies(2))
-    files.fail("pwritev", errno.ENOSPC)
+    files.fail("pwrite", errno.ENOSPC)
     with pytest.raises(EntryLogFull):
         log.begin_at(LedgerEntry.of(40, 2, 5 * FILE_BYTES, b"first"))
     files.heal()
     with pytest.raises(EntryLogError):
-        log.append_as_follower(LedgerEntry.of(40, 2, 5 * FILE_BYTES, b"first"))
+        log.append_as_follower([LedgerEntry.of(40, 2, 5 * FILE_BYTES, b"first")])
     store.close()

@@ -18,7 +18,7 @@ from commitlog.dledger.small import TermAndVote, TermFile
 from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.kernel.records import decode, offset_message_id, stamp
 from haservice.devtools.pair import free_port_block
-from tests.commitlog.dledger.stores import all_entries
+from tests.commitlog.dledger.stores import all_entries, append, follow
 from tests.interop.dledger import ID, StockNode
 from tests.interop.driver import JavaDriver, JavaError, Producer
 from tests.interop.stock import broker, nameserver, requires_stock, servers
@@ -78,10 +78,10 @@ def test_a_store_goes_from_a_stock_node_to_ours_and_back_and_both_append(tmp_pat
         currterm = TermFile(OSFiles(), tmp_path / "store" / f"dledger-{ID}" / "currterm", store.end_term)
         assert currterm.now == TermAndVote(ends.term, ID)
         currterm.save(currterm.now.term + 3, ID)
-        made += store.append(currterm.now.term, bodies(chance, 45))
+        made += append(store, currterm.now.term, bodies(chance, 45))
         store.truncate(len(made) - 5)
         del made[-5:]
-        made += store.append(currterm.now.term, bodies(chance, 7))
+        made += append(store, currterm.now.term, bodies(chance, 7))
         store.save_checkpoint(len(made) - 1)
         store.close(clean=not kill)
     with stock_node(tmp_path) as node:
@@ -194,9 +194,9 @@ def test_a_log_that_began_late_opens_in_a_stock_node(tmp_path: Path) -> None:
     store = our_store(tmp_path)
     assert all_entries(store) == kept
     store.reset(5000, 40 * DATA_FILE_BYTES)
-    store.append_entry(LogEntry(5000, 3, 40 * DATA_FILE_BYTES, b"first"))
+    follow(store, LogEntry(5000, 3, 40 * DATA_FILE_BYTES, b"first"))
     TermFile(OSFiles(), tmp_path / "store" / f"dledger-{ID}" / "currterm", NONE).save(3, None)
-    kept = [store.read(5000), *store.append(3, bodies(chance, 30))]
+    kept = [store.read(5000), *append(store, 3, bodies(chance, 30))]
     store.close()
     with stock_node(tmp_path) as node:
         assert (node.ends().begin_index, node.ends().end_index) == (5000, 5030)

@@ -23,6 +23,7 @@
 #include "commitlog/kernel/core/dispatch.h"
 #include "commitlog/kernel/core/entries.h"
 #include "commitlog/kernel/core/frames.h"
+#include "commitlog/kernel/core/ledger.h"
 #include "commitlog/kernel/core/loops.h"
 #include "commitlog/kernel/core/pulls.h"
 #include "commitlog/kernel/core/records.h"
@@ -497,6 +498,54 @@ static void fuzz_texts(uint8_t option, const uint8_t *p, size_t n) {
     free(begins), free(places), free(numbers), free(sums), free(cells);
 }
 
+static uint64_t ledger_passed;
+
+/* Checks what a scan of `n` bytes says, byte by byte. */
+static void check_ledger(const uint8_t *p, size_t n, int sums) {
+    hs_ledger_run run;
+    const size_t passed = hs_ledger_scan(p, n, sums, &run);
+    CHECK(passed <= n && run.count >= 0 && !passed == !run.count && touched(p, passed) + 1 > 0);
+    uint8_t *out = calloc((size_t)run.count, HS_LEDGER_UNIT_BYTES);
+    if (!out) exit(3);
+    hs_ledger_units(p, run.count, out);
+    size_t at = 0;
+    for (int64_t i = 0; i < run.count; i++) {
+        const uint8_t *unit = out + i * HS_LEDGER_UNIT_BYTES;
+        CHECK(hs_ledger_bytes(p, i) == at && hs_get64(unit + 4) == (uint64_t)run.position + at);
+        CHECK(hs_get64(unit + 16) == (uint64_t)(run.index + i) && hs_get32(unit + 12) == hs_get32(p + at + 4));
+        if (i == run.count - 1) CHECK((int64_t)at == run.last_at);
+        at += hs_get32(unit + 12);
+    }
+    CHECK(at == passed && hs_ledger_bytes(p, run.count) == passed);
+    ledger_passed += (uint64_t)run.count;
+    free(out);
+}
+
+/* Entries of pieces of the data; one byte of them is another, now and then. */
+static void fuzz_ledger(uint8_t option, const uint8_t *p, size_t n) {
+    check_ledger(p, n, option & 1);
+    uint8_t *copy = exactly(p, n);
+    const int64_t heads = hs_ledger_heads(copy, n, 1, 2, 3);
+    CHECK(heads >= 0 && heads <= (int64_t)(n / HS_LEDGER_HEAD_BYTES));
+    give_back(copy, n);
+    const size_t pieces = 1 + (option >> 1 & 3), each = n / pieces, one = HS_LEDGER_HEAD_BYTES + 4 + each;
+    uint8_t *spaced = calloc(pieces, one);
+    if (!spaced) exit(3);
+    for (size_t i = 0; i < pieces; i++) {
+        uint8_t *record = spaced + i * one + HS_LEDGER_HEAD_BYTES;
+        hs_put32(record, (uint32_t)(4 + each));
+        if (each) memcpy(record + 4, p + i * each, each);
+    }
+    const int64_t position = OFFSETS[option >> 3 & 7];
+    const int fits = position >= 0 && pieces * one <= (uint64_t)(INT64_MAX - position);
+    CHECK(hs_ledger_heads(spaced, pieces * one, 7, 8, position) == (fits ? (int64_t)pieces : 0));
+    if (n > 9 && option & 64) spaced[(hs_get32(p) ^ hs_get32(p + 4)) % (pieces * one)] = p[8];
+    const size_t size = option & 128 && n ? pieces * one - p[0] % (pieces * one) : pieces * one;
+    uint8_t *block = exactly(spaced, size);
+    check_ledger(block, size, option & 1);
+    give_back(block, size);
+    free(spaced);
+}
 
 /* One line for each function that reads what others wrote. */
 static const struct {
@@ -516,6 +565,7 @@ static const struct {
     {"seek", fuzz_seek},
     {"tally", fuzz_tally},
     {"texts", fuzz_texts},
+    {"ledger", fuzz_ledger},
 };
 enum { TARGET_COUNT = sizeof TARGETS / sizeof *TARGETS };
 
@@ -652,9 +702,11 @@ int main(int argc, char **argv) {
     if (!chance_state) chance_state = 1;
     for (unsigned long long number = 0; number < cases; number++) LLVMFuzzerTestOneInput(input, make(input));
     for (unsigned i = 0; i < TARGET_COUNT; i++) printf("%s %llu\n", TARGETS[i].name, (unsigned long long)cases_of[i]);
-    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\nframes passed %llu\narrived %llu\n",
+    printf("records passed %llu\nchosen %llu\ngathered %llu\nentered %llu\nframes passed %llu\narrived %llu\n"
+           "ledger passed %llu\n",
            (unsigned long long)records_passed, (unsigned long long)chosen, (unsigned long long)gathered,
-           (unsigned long long)entered, (unsigned long long)frames_passed, (unsigned long long)arrived);
+           (unsigned long long)entered, (unsigned long long)frames_passed, (unsigned long long)arrived,
+           (unsigned long long)ledger_passed);
     printf("crc levels 0 to %d\n", hs_crc_level);
     return 0;
 }

@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from commitlog.dledger.run import EntryRun
 from haservice.dledger.entry_log import EntryLogError, EntryLogFull, EntryMisplaced
+from haservice.dledger.ledger_run import LedgerRun, to_log_entry
 from haservice.dledger.messages import LedgerEntry
 
 # A file of the log; an entry that does not fit into the rest of one begins in the next.
@@ -109,7 +111,21 @@ class MemoryLog:
             entries.append(entry)
         return entries
 
-    def append_as_follower(self, entry: LedgerEntry) -> None:
+    def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
+        some = [self.read(index)]
+        while len(some) < most and index + len(some) <= self.end_index:
+            entry = self.read(index + len(some))
+            end = some[-1].pos + some[-1].size
+            if entry.pos != end or end + entry.size - some[0].pos > max_bytes:
+                break
+            some.append(entry)
+        return LedgerRun(EntryRun.of([to_log_entry(one) for one in some]))
+
+    def append_as_follower(self, entries: Sequence[LedgerEntry]) -> None:
+        for entry in entries:
+            self._append_one(entry)
+
+    def _append_one(self, entry: LedgerEntry) -> None:
         self._check()
         assert entry.index == self.end_index + 1, f"{entry.index} behind {self.end_index}"
         if entry.pos != self._place(entry):

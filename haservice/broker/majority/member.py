@@ -27,8 +27,10 @@ from haservice.configuration.dledger_settings import parse_peers
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.entry_log import Bodies, SpacedRecords
 from haservice.dledger.events import MemberRole
 from haservice.dledger.member import PeerProgress
+from haservice.dledger.messages import LedgerEntry
 from haservice.dledger.node.node import DLedgerNode
 from haservice.dledger.node.shell import NodeStatus
 from haservice.dledger.settings import MemberSettings
@@ -174,13 +176,22 @@ class BrokerMember:
         self._attached = None
 
     def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
+        return [entry.pos for entry in self._placed(bodies)]
+
+    def place_of(self, entry_bytes: int) -> tuple[int, int]:
+        return self.node.store.place_of(entry_bytes)
+
+    def place_spaced(self, data: memoryview, position: int) -> None:
+        self._placed(SpacedRecords(data, position))
+
+    def _placed(self, bodies: Bodies) -> Sequence[LedgerEntry]:
         attached = self._attached
         if attached is None or attached.office is None:
             raise LogNotWritable(self.refused or "this broker stops")
         placed = self.node.place(bodies, attached.office)
-        if not placed.positions:
+        if not placed.entries:
             raise LogNotWritable(self.refused or f"the group takes no message now: {placed.code.name}")
-        return placed.positions
+        return placed.entries
 
     def refuse(self, reason: str | None) -> None:
         self._held = reason

@@ -18,6 +18,8 @@ from haservice.broker.send.durability import Wait
 from haservice.remoting.server import RemotingServer
 
 _LOST = -1
+# So much is told at most before the loop hears it, though nobody waits.
+TOLD_MAX = 256
 
 
 class MajorityProof:
@@ -47,8 +49,10 @@ class MajorityProof:
         self._tell(_LOST)
 
     def _tell(self, what: int) -> None:
-        self._told.append(what)
-        if not self._awakened:
+        told = self._told
+        told.append(what)
+        # While nobody waits, the loop need not wake up for it: submit() looks at what was told meanwhile.
+        if not self._awakened and (len(self._waits) or len(told) >= TOLD_MAX):
             self._awakened = True
             self._server.call_soon(self._hear)
 
@@ -75,6 +79,10 @@ class MajorityProof:
         if self._committed >= end:
             return True
         self._waits.add(end, deadline_s, waiter)
+        if self._told and not self._awakened:
+            # Heard behind this call, so that what is committed after a lost office proves nothing here.
+            self._awakened = True
+            self._server.loop.call_soon(self._hear)
         if deadline_s < self._looks_at_s:
             self._look_at(deadline_s)
         return False

@@ -76,9 +76,11 @@ class FastSends:
         *,
         store_host: bytes,
         trace: Mapping[str, str],
+        lead: int = 0,
     ) -> None:
-        """`core` is the compiled module; `trace` has each answer's fields besides the message's place."""
-        self.run: Any = core.Sends(admission.cluster_property, store_host)
+        """`core` is the compiled module; `trace` has each answer's fields besides the message's place.  The log needs
+        `lead` bytes of room before each record."""
+        self.run: Any = core.Sends(admission.cluster_property, store_host, lead)
         self._admission = admission
         self._log = log
         self._stats = stats
@@ -136,12 +138,18 @@ class FastSends:
 
 
 def fast_sends(
-    admission: Admission, log: Log, stats: Stats, *, store_host: bytes, trace: Mapping[str, str]
+    admission: Admission,
+    log: Log,
+    stats: Stats,
+    *,
+    store_host: bytes,
+    trace: Mapping[str, str],
+    lead: int = 0,
 ) -> FastSends | None:
     """None if the native code was not built, or is switched off."""
     if native.sends is None:
         return None
-    return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace)
+    return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace, lead=lead)
 
 
 def _request(

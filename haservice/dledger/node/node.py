@@ -23,6 +23,7 @@ from commitlog.dledger.store import EntryStore, EntryStoreOptions, Stamp
 from commitlog.errors import CommitLogError
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.entry_log import Bodies
 from haservice.dledger.events import LogSynced
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.node.flusher import EntryFlusher
@@ -165,7 +166,7 @@ class DLedgerNode:
         self._tell(self._shell.append, bodies, append)
         return append.future
 
-    def place(self, bodies: Sequence[bytes], term: int) -> PlacedNow:
+    def place(self, bodies: Bodies, term: int) -> PlacedNow:
         """Appends all of `bodies`, or nothing, if this member leads `term`.  It waits for no majority."""
         return self._shell.place(bodies, term)
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from commitlog.dledger.small import TermFile
 from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.entry_log import Bodies
 from haservice.dledger.events import (
     AnswerAsked,
     AppendBodies,
@@ -45,11 +46,11 @@ from haservice.dledger.events import (
     TimePassed,
 )
 from haservice.dledger.member import DLedgerMember, PeerProgress
-from haservice.dledger.messages import MemberMessage
+from haservice.dledger.messages import LedgerEntry, MemberMessage
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import answer_command, read_answer, read_request, request_command
 from haservice.errors import ProtocolError, RemotingError, RequestError
-from haservice.remoting.client import RemotingClient, expect
+from haservice.remoting.client import OnEnd, RemotingClient, expect
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Outcome
@@ -64,11 +65,15 @@ _FLAG_ONEWAY = 2
 
 
 class Placed(NamedTuple):
-    """What became of an append of the broker above.  `positions` are those of all bodies, empty if it was refused."""
+    """What became of an append of the broker above.  `entries` are all bodies', none if it was refused."""
 
     code: DLedgerResponseCode
     last_index: int = -1
-    positions: tuple[int, ...] = ()
+    entries: Sequence[LedgerEntry] = ()
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(entry.pos for entry in self.entries)
 
 
 class NodeStatus(NamedTuple):
@@ -86,14 +91,14 @@ class WaitingAppend:
     def __init__(self) -> None:
         self.future: Future[Placed] = Future()
         self.future.set_running_or_notify_cancel()  # nobody takes it back
-        self.positions: tuple[int, ...] = ()
+        self.entries: Sequence[LedgerEntry] = ()
 
 
 class PlacedNow:
-    """What place() answers: the positions of all bodies, or why there are none."""
+    """What place() answers: the entries of all bodies, or why there are none."""
 
     def __init__(self) -> None:
-        self.positions: tuple[int, ...] = ()
+        self.entries: Sequence[LedgerEntry] = ()
         self.code = DLedgerResponseCode.TERM_CHANGED
 
 
@@ -127,6 +132,8 @@ class NodeShell:
         self._outbox: deque[AskPeer | AnswerAsked] = deque()
         self._due_s = 0.0  # when the member has something to do, if nothing else happens
         self._events: list[MemberEvent] = []
+        self._awakened = False  # _send() is certain to follow
+        self._timer_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[None]] = set()
         self._waiting: set[WaitingAppend | Future[DLedgerResponseCode]] = set()
@@ -195,14 +202,16 @@ class NodeShell:
                 self._take_step(events)
         self._send()
 
-    def place(self, bodies: Sequence[bytes], term: int) -> PlacedNow:
+    def place(self, bodies: Bodies, term: int) -> PlacedNow:
         """Appends at once, in the caller's thread; nobody is told when a majority has it.  Not for the loop's."""
         append = PlacedNow()
         with self._lock:
             loop = self._loop
             if self._closed is None and loop is not None:
                 self._take_step([AppendBodies(append, bodies, term)])
-                loop.call_soon_threadsafe(self._send)
+                if not self._awakened:
+                    self._awakened = True
+                    loop.call_soon_threadsafe(self._send)
         return append
 
     def peers(self) -> list[PeerProgress]:
@@ -224,6 +233,8 @@ class NodeShell:
 
     def _send(self) -> None:
         """On the loop's thread: what the steps until now want sent, and the time of the next one."""
+        # Cleared first: what is put there from here on is sent below, or wakes the loop again.
+        self._awakened = False
         outbox = self._outbox
         while outbox:
             self._send_one(outbox.popleft())
@@ -231,12 +242,19 @@ class NodeShell:
             self._set_timer()
 
     def _set_timer(self) -> None:
+        """One that is early does no harm: the step finds nothing to do, and sets the next."""
+        now_s = time.monotonic()
+        at_s = min(max(self._due_s, now_s), now_s + TURN_S_MAX) + TURN_S_MIN
         if self._timer is not None:
+            if self._timer_at_s <= at_s:
+                return
             self._timer.cancel()
-        wait_s = min(self._due_s - time.monotonic(), TURN_S_MAX)
-        self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, wait_s) + TURN_S_MIN, self.post, TimePassed()
-        )
+        self._timer_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_later(at_s - now_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.post(TimePassed())
 
     # -- actions ------------------------------------------------------------------------------------
 
@@ -246,15 +264,15 @@ class NodeShell:
                 self._term_file.save(term, vote)
             case AskPeer() | AnswerAsked():
                 self._outbox.append(action)
-            case AppendPlaced(PlacedNow() as append, _, positions):
-                append.positions = positions
+            case AppendPlaced(PlacedNow() as append, entries):
+                append.entries = entries
             case AppendEnded(PlacedNow() as append, code, _):
                 append.code = code
-            case AppendPlaced(WaitingAppend() as append, _, positions):
-                append.positions = positions
+            case AppendPlaced(WaitingAppend() as append, entries):
+                append.entries = entries
             case AppendEnded(WaitingAppend() as append, code, index):
                 self._waiting.discard(append)
-                append.future.set_result(Placed(code, index, append.positions))
+                append.future.set_result(Placed(code, index, append.entries))
             case HandOverEnded(Future() as future, code):
                 self._waiting.discard(future)
                 future.set_result(code)
@@ -277,26 +295,45 @@ class NodeShell:
     def _send_one(self, action: AskPeer | AnswerAsked) -> None:
         match action:
             case AskPeer(call, peer, request):
-                task = asyncio.get_running_loop().create_task(self._ask(call, peer, request))
-                self._asking.add(task)
-                task.add_done_callback(self._asking.discard)
+                self._ask(call, peer, request)
             case AnswerAsked((Connection() as connection, RemotingCommand() as command), answer):
                 if not command.flag & _FLAG_ONEWAY:
                     connection.send(answer_command(command, answer))
             case _:
                 raise AssertionError(f"nobody asked: {action}")
 
-    async def _ask(self, call: int, peer: str, request: MemberMessage) -> None:
+    def _ask(self, call: int, peer: str, request: MemberMessage) -> None:
+        client, command, timeout_s = self._client, request_command(request), self._settings.rpc_timeout_s
+        address = self._settings.peers[peer]
+        assert client is not None
+
+        def ended(outcome: RemotingCommand | BaseException) -> None:
+            self.post(PeerAnswered(call, self._read(address, request, outcome)))
+
+        if not client.ask(address, command, timeout_s, ended):
+            task = asyncio.get_running_loop().create_task(self._connect_and_ask(address, command, ended))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _connect_and_ask(self, address: str, command: RemotingCommand, ended: OnEnd) -> None:
         assert self._client is not None
-        answer: MemberMessage | None = None
-        address, timeout_s = self._settings.peers[peer], self._settings.rpc_timeout_s
         try:
-            answered = await self._client.invoke(address, request_command(request), timeout_s)
-            expect(address, answered, int(DLedgerResponseCode.SUCCESS))
-            answer = read_answer(request, answered)
+            ended(await self._client.invoke(address, command, self._settings.rpc_timeout_s))
+        except RemotingError as error:
+            ended(error)
+
+    def _read(
+        self, address: str, request: MemberMessage, outcome: RemotingCommand | BaseException
+    ) -> MemberMessage | None:
+        """What a peer answered; None if it did not, or cannot be understood."""
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            expect(address, outcome, int(DLedgerResponseCode.SUCCESS))
+            return read_answer(request, outcome)
         except (RemotingError, ProtocolError) as error:
-            logger.debug("no answer peer=%s request=%s: %s", peer, type(request).__name__, error)
-        self.post(PeerAnswered(call, answer))
+            logger.debug("no answer peer=%s request=%s: %s", address, type(request).__name__, error)
+            return None
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -325,6 +362,6 @@ class NodeShell:
 def give_up(one: WaitingAppend | Future[DLedgerResponseCode]) -> None:
     """No member answers it: an append that was placed may still be committed."""
     if isinstance(one, WaitingAppend):
-        one.future.set_result(Placed(DLedgerResponseCode.TERM_CHANGED, positions=one.positions))
+        one.future.set_result(Placed(DLedgerResponseCode.TERM_CHANGED, entries=one.entries))
     else:
         one.set_result(DLedgerResponseCode.TERM_CHANGED)

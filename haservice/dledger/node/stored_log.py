@@ -12,10 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from commitlog.dledger.entries import LogEntry
-from commitlog.dledger.layout import MAGICS
+from commitlog.dledger.run import EntryRun
 from commitlog.dledger.store import EntryStore, Stamp
 from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable
-from haservice.dledger.entry_log import EntryLogError, EntryLogFull, EntryMisplaced, EntryRefused
+from haservice.dledger.entry_log import (
+    Bodies,
+    EntryLogError,
+    EntryLogFull,
+    EntryMisplaced,
+    EntryRefused,
+    SpacedRecords,
+)
+from haservice.dledger.ledger_run import LedgerRun, to_ledger_entry, to_log_entry
 from haservice.dledger.messages import LedgerEntry
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -43,7 +51,8 @@ class StoredLog:
         self._stamp = stamp
         self._now = now
         self._full_until_s = 0.0
-        self._recent: OrderedDict[int, LedgerEntry] = OrderedDict()
+        self._recent: OrderedDict[int, EntryRun] = OrderedDict()
+        """What was appended last, by the first index of each append; it ends with the log."""
         self._recent_bytes = 0
         self.held: str | None = None
         """Why this member should not lead, though it can follow."""
@@ -77,29 +86,60 @@ class StoredLog:
         return store.term_at(index) if index >= 0 else -1
 
     def read(self, index: int) -> LedgerEntry:
-        recent = self._recent.get(index)
-        return recent if recent is not None else to_ledger_entry(self._store.read(index))
+        recent = self._recent_from(index)
+        return to_ledger_entry(self._store.read(index) if recent is None else recent.entry(0))
+
+    def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
+        first = self._recent_from(index)
+        if first is None:
+            return LedgerRun(self._store.read_run(index, most, max_bytes))
+        if first.count > most or len(first.data) > max_bytes:
+            return LedgerRun(first.part(0, min(most, first.fitting(max_bytes))))
+        runs, count, size = [first], first.count, len(first.data)
+        while (run := self._recent.get(index + count)) is not None:
+            count, size = count + run.count, size + len(run.data)
+            if count > most or size > max_bytes or run.position != runs[-1].end:
+                break
+            runs.append(run)
+        return LedgerRun(first if len(runs) == 1 else EntryRun(b"".join([run.data for run in runs])))
 
     # -- changes ------------------------------------------------------------------------------------
 
-    def append_as_leader(self, term: int, bodies: Sequence[bytes]) -> list[LedgerEntry]:
+    def append_as_leader(self, term: int, bodies: Bodies) -> Sequence[LedgerEntry]:
         with self._explained():
-            entries = [to_ledger_entry(entry) for entry in self._store.append(term, bodies, self._stamp)]
-        self._keep(entries)
-        return entries
+            if isinstance(bodies, SpacedRecords):
+                runs = [self._store.append_spaced(term, bodies.data, bodies.position)]
+            else:
+                runs = self._store.append(term, bodies, self._stamp)
+        for run in runs:
+            self._keep(run)
+        return LedgerRun(runs[0]) if len(runs) == 1 else [entry for run in runs for entry in LedgerRun(run)]
 
-    def append_as_follower(self, entry: LedgerEntry) -> None:
+    def append_as_follower(self, entries: Sequence[LedgerEntry]) -> None:
         with self._explained():
-            self._store.append_entry(to_log_entry(entry))
+            for run in _runs(entries):
+                self._store.append_run(run)
 
-    def _keep(self, entries: Sequence[LedgerEntry]) -> None:
+    def _keep(self, run: EntryRun) -> None:
         """Keeps what a leader has appended last: each follower is about to get it."""
-        recent = self._recent
-        for entry in entries:
-            recent[entry.index] = entry
-            self._recent_bytes += entry.size
-        while self._recent_bytes > RECENT_BYTES_MAX and recent:
-            self._recent_bytes -= recent.popitem(last=False)[1].size
+        self._recent[run.first_index] = run
+        self._recent_bytes += len(run.data)
+        while self._recent_bytes > RECENT_BYTES_MAX and self._recent:
+            self._recent_bytes -= len(self._recent.popitem(last=False)[1].data)
+
+    def _recent_from(self, index: int) -> EntryRun | None:
+        """The recent entries of one append from this index on."""
+        run = self._recent.get(index)
+        if run is not None or not self._recent or index < next(iter(self._recent)):
+            return run
+        return next(
+            (
+                one.part(index - one.first_index, one.last_index - index + 1)
+                for one in reversed(self._recent.values())
+                if one.first_index <= index <= one.last_index
+            ),
+            None,
+        )
 
     def _forget(self) -> None:
         self._recent.clear()
@@ -120,7 +160,7 @@ class StoredLog:
         with self._explained():
             store.reset(new.index, new.position)
             try:
-                store.append_entry(new)
+                store.append_run(EntryRun.of([new]))
             except Exception as error:
                 store.hold_appends(
                     f"begun anew at entry {new.index}, which was not written: {error}", "begin"
@@ -144,36 +184,15 @@ class StoredLog:
             self._full_until_s = 0.0
 
 
-def to_ledger_entry(entry: LogEntry) -> LedgerEntry:
-    return LedgerEntry(
-        entry.index,
-        entry.term,
-        entry.position,
-        entry.body,
-        entry.size,
-        entry.magic,
-        entry.channel,
-        entry.chain_crc,
-        entry.body_crc,
-    )
-
-
-def to_log_entry(entry: LedgerEntry) -> LogEntry:
-    """Raises EntryRefused for fields that no entry of a log has."""
-    if entry.magic not in MAGICS:
-        kinds = ", ".join(map(str, MAGICS))
-        raise EntryRefused(f"entry {entry.index} has magic {entry.magic}, allowed are {kinds}")
-    for name in ("channel", "chain_crc", "body_crc"):
-        value = getattr(entry, name)
-        if not -(1 << 31) <= value < 1 << 31:
-            raise EntryRefused(f"entry {entry.index}: {name} {value} does not fit into 32 bits")
-    return LogEntry(
-        entry.index,
-        entry.term,
-        entry.pos,
-        entry.body,
-        entry.magic,
-        entry.channel,
-        entry.chain_crc,
-        entry.body_crc,
-    )
+def _runs(entries: Sequence[LedgerEntry]) -> Iterator[EntryRun]:
+    """By file: where one begins, an entry does not lie right behind the one before it.  Raises as to_log_entry()."""
+    if isinstance(entries, LedgerRun):
+        yield entries.run
+        return
+    some: list[LogEntry] = []
+    for entry in map(to_log_entry, entries):
+        if some and entry.position != some[-1].end:
+            yield EntryRun.of(some)
+            some = []
+        some.append(entry)
+    yield EntryRun.of(some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from commitlog.dledger.changing_over import change_over
@@ -10,7 +10,9 @@ from commitlog.dledger.log import stamp_place
 from commitlog.dledger.majority import MajorityStore
 from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.kernel.records import decode, encode_host
+from commitlog.log.writable_log import wall_clock_ms
 from commitlog.options import LogOptions
+from tests.commitlog.dledger.stores import append
 
 HOST = encode_host("127.0.0.1", 10911)
 FILE_BYTES = 4096
@@ -25,7 +27,13 @@ class OneMember:
         self.kept_back: str | None = None
 
     def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
-        return [entry.position for entry in self.store.append(1, bodies, stamp_place)]
+        return [entry.position for entry in append(self.store, 1, bodies, stamp_place)]
+
+    def place_of(self, entry_bytes: int) -> tuple[int, int]:
+        return self.store.place_of(entry_bytes)
+
+    def place_spaced(self, data: memoryview, position: int) -> None:
+        self.store.append_spaced(1, data, position)
 
     def refuse(self, reason: str | None) -> None:
         self.kept_back = reason
@@ -35,10 +43,16 @@ class Opened:
     """A broker's store over the entries of one member, below `root`."""
 
     def __init__(
-        self, root: Path, committed_index: int | None = None, options: LogOptions | None = None
+        self,
+        root: Path,
+        committed_index: int | None = None,
+        options: LogOptions | None = None,
+        *,
+        store_host: bytes = HOST,
+        clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.options = options if options is not None else options_of(root)
-        start = change_over(self.options, root / "dledger-n0", store_host=HOST)
+        start = change_over(self.options, root / "dledger-n0", store_host=store_host)
         self.entries = EntryStore(
             EntryStoreOptions(
                 root / "dledger-n0", None, self.options.segment_bytes, 3200, start=start, records=True
@@ -46,7 +60,9 @@ class Opened:
         )
         self.member = OneMember(self.entries)
         committed = self.entries.end_index if committed_index is None else committed_index
-        self.store = MajorityStore(self.options, self.entries, self.member, committed, store_host=HOST)
+        self.store = MajorityStore(
+            self.options, self.entries, self.member, committed, store_host=store_host, clock_ms=clock_ms
+        )
         self.log = self.store.log
 
     def commit(self, index: int | None = None) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from commitlog.disk.files import Files
 from commitlog.dledger.entries import LogEntry
-from commitlog.dledger.store import EntryStore, EntryStoreOptions
+from commitlog.dledger.run import EntryRun
+from commitlog.dledger.store import EntryStore, EntryStoreOptions, Stamp
 
 # Written by DLedger 0.3.1.2: tests/compat/data/README.md.
 STOCK = Path(__file__).parents[2] / "compat" / "data" / "dledger-0.3.1.2.tar.xz"
@@ -34,11 +36,23 @@ def body(number: int, size: int = 150) -> bytes:
     return (b"body %d " % number).ljust(size, bytes([1 + number % 250]))
 
 
+def append(
+    store: EntryStore, term: int, bodies: Sequence[bytes], stamp: Stamp | None = None
+) -> list[LogEntry]:
+    """As the leader of `term`."""
+    return [entry for run in store.append(term, bodies, stamp) for entry in run]
+
+
+def follow(store: EntryStore, *entries: LogEntry) -> None:
+    """As a follower."""
+    store.append_run(EntryRun.of(entries))
+
+
 def fill(store: EntryStore, count: int, term: int = 1, size: int = 150) -> list[LogEntry]:
     """Appends so many entries, whose bodies name their index."""
     made: list[LogEntry] = []
     for _ in range(count):
-        made += store.append(term, [body(store.end_index + 1, size)])
+        made += append(store, term, [body(store.end_index + 1, size)])
     return made
 
 

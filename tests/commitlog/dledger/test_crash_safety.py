@@ -15,7 +15,7 @@ from commitlog.dledger.store import EntryStore
 from commitlog.errors import CommitLogError, CorruptEntry, StoreUnreadable
 from commitlog.kernel.records import body_crc
 from tests.commitlog import power
-from tests.commitlog.dledger.stores import FILE_BYTES, all_entries, fill, open_entries
+from tests.commitlog.dledger.stores import FILE_BYTES, all_entries, append, fill, follow, open_entries
 from tests.commitlog.power import PowerFiles
 
 
@@ -140,7 +140,7 @@ def test_a_log_that_is_begun_anew_is_the_old_one_or_the_new_one(tmp_path: Path) 
         store.reset(500, 40 * FILE_BYTES)
         entry = LogEntry(500, 6, 40 * FILE_BYTES, b"first of the new log")
         life.written = [entry]
-        store.append_entry(entry)
+        follow(store, entry)
         store.flush()
         life.proven = [entry]
 
@@ -196,7 +196,7 @@ def test_random_bytes_in_any_place_give_an_error_or_a_cut_and_never_another_entr
 ) -> None:
     chance = random.Random(seed)
     store = open_entries(tmp_path)
-    made = [store.append(index // 5, [chance.randbytes(chance.randrange(300))])[0] for index in range(30)]
+    made = [append(store, index // 5, [chance.randbytes(chance.randrange(300))])[0] for index in range(30)]
     store.close(clean=clean)
     paths = [path for path in sorted(tmp_path.rglob("*")) if path.is_file() and path.name != "lock"]
     for _ in range(chance.choice((1, 1, 3))):

@@ -14,7 +14,7 @@ from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.kernel.records import body_crc, encode, stamp
 from tests.chaos.disk import MemoryDisk
 from tests.chaos.disk_states import Loss
-from tests.commitlog.dledger.stores import all_entries
+from tests.commitlog.dledger.stores import all_entries, follow
 from tests.support.failing_files import Crash
 from tests.support.messages import STORE_HOST, STORE_MS, message
 
@@ -79,7 +79,7 @@ class Node:
         entry = LogEntry(index, term, position, bytes(record))
         if chance.random() < 0.5:
             self.log = [*self.log, entry]
-            store.append_entry(entry)
+            follow(store, entry)
         else:
             self.log = [*self.log, entry._replace(body_crc=body_crc(entry.body))]
             store.append(term, [record])

@@ -16,6 +16,7 @@ from commitlog.kernel.records import NewMessage, decode
 from commitlog.log.log import Appended
 from commitlog.store import Store
 from tests.commitlog.dledger.opened import FILE_BYTES, HOST, Opened, options_of
+from tests.commitlog.dledger.stores import follow
 from tests.support.messages import batch_body
 
 
@@ -185,7 +186,7 @@ def test_a_log_that_began_anew_further_behind_hides_the_classic_one(tmp_path: Pa
     opened.entries.reset(7, 8 * FILE_BYTES)
     record = bytearray(first_body(HOST))
     stamp_place(record, 8 * FILE_BYTES + HEAD_BYTES)
-    opened.entries.append_entry(LogEntry(7, 3, 8 * FILE_BYTES, bytes(record)))
+    follow(opened.entries, LogEntry(7, 3, 8 * FILE_BYTES, bytes(record)))
     opened.commit()
     assert opened.log.start == 8 * FILE_BYTES
     assert decode(opened.log.read_record(8 * FILE_BYTES + HEAD_BYTES)).topic == FIRST_TOPIC

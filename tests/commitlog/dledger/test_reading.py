@@ -11,7 +11,7 @@ from commitlog.dledger.reading import LoggedRecord, begins_entry, committed_end,
 from commitlog.dledger.store import EntryStore, EntryStoreOptions
 from commitlog.errors import CorruptEntry, CorruptRecord, SegmentMissing, StoreUnreadable
 from commitlog.kernel.records import encode, stamp
-from tests.commitlog.dledger.stores import STOCK_BODIES, STOCK_POSITIONS, unpack_stock
+from tests.commitlog.dledger.stores import STOCK_BODIES, STOCK_POSITIONS, append, unpack_stock
 from tests.support.messages import SEGMENT_BYTES, STORE_HOST, STORE_MS, message, open_log, records_of
 
 
@@ -19,11 +19,11 @@ def entry_store(root: Path, start: int = 0) -> EntryStore:
     return EntryStore(EntryStoreOptions(root / "dledger-n0", None, SEGMENT_BYTES, 3200, start, records=True))
 
 
-def append(store: EntryStore, body: bytes) -> bytes:
+def append_message(store: EntryStore, body: bytes) -> bytes:
     """Appends a message as a broker's leader does; returns its record."""
     index = store.end_index + 1
     record = encode(message(body), STORE_HOST)
-    (entry,) = store.append(2, [record], lambda made, offset: stamp(made, index, offset, STORE_MS))
+    (entry,) = append(store, 2, [record], lambda made, offset: stamp(made, index, offset, STORE_MS))
     return entry.body
 
 
@@ -45,7 +45,7 @@ def test_a_classic_log_and_the_entries_behind_it_are_one_log(tmp_path: Path) -> 
     divided = log.segments.items[-1].end
     log.close()
     store = entry_store(tmp_path, start=divided)
-    made = [append(store, b"new %d" % number * 20) for number in range(40)]
+    made = [append_message(store, b"new %d" % number * 20) for number in range(40)]
     store.append(2, [b""])
     places = [store.read(index).position + HEAD_BYTES for index in range(40)]
     store.close()
@@ -65,7 +65,7 @@ def test_logs_that_do_not_meet_are_an_error_that_names_the_missing_file(tmp_path
     log.append(message())
     log.close()
     store = entry_store(tmp_path, start=3 * SEGMENT_BYTES)
-    append(store, b"new")
+    append_message(store, b"new")
     store.close()
     with pytest.raises(SegmentMissing, match=f"{SEGMENT_BYTES:020d}"):
         list(read_records(tmp_path))
@@ -81,7 +81,7 @@ def test_a_root_of_several_nodes_is_not_guessed_at(tmp_path: Path) -> None:
 def test_damage_is_an_error_with_the_place_and_the_file(tmp_path: Path) -> None:
     store = entry_store(tmp_path)
     for number in range(30):
-        append(store, b"new %d" % number * 20)
+        append_message(store, b"new %d" % number * 20)
     place = store.read(20).position
     store.close()
     path = tmp_path / "dledger-n0" / "data" / f"{place - place % SEGMENT_BYTES:020d}"
@@ -112,7 +112,7 @@ def test_a_file_of_entries_is_told_from_one_of_a_classic_log(tmp_path: Path) -> 
     log.append(message())
     log.close()
     store = entry_store(tmp_path, start=SEGMENT_BYTES)
-    append(store, b"new")
+    append_message(store, b"new")
     store.close()
     assert not begins_entry((tmp_path / "commitlog" / f"{0:020d}").read_bytes())
     assert begins_entry((tmp_path / "dledger-n0" / "data" / f"{SEGMENT_BYTES:020d}").read_bytes())
@@ -123,7 +123,7 @@ def test_a_file_of_entries_is_told_from_one_of_a_classic_log(tmp_path: Path) -> 
 def test_what_a_checkpoint_calls_committed_ends_where_index_and_entry_say(tmp_path: Path) -> None:
     store = entry_store(tmp_path)
     for number in range(8):
-        append(store, b"%d" % number)
+        append_message(store, b"%d" % number)
     store.save_checkpoint(5)
     expected = store.end_of(5)
     store.close()

@@ -27,9 +27,11 @@ from tests.commitlog.dledger.stores import (
     STOCK_BODIES,
     STOCK_POSITIONS,
     all_entries,
+    append,
     body,
     data_bytes,
     fill,
+    follow,
     open_entries,
     unpack_stock,
 )
@@ -54,7 +56,7 @@ def test_a_follower_of_a_stock_node_has_its_files_byte_for_byte(tmp_path: Path) 
     stock = unpack_stock(tmp_path)
     leader, follower = open_entries(stock), open_entries(tmp_path / "follower")
     for entry in all_entries(leader):
-        follower.append_entry(entry)
+        follow(follower, entry)
     for one in (leader, follower):
         one.close()
     for part in ("data", "index"):
@@ -96,7 +98,7 @@ def test_a_stamp_gets_the_place_of_the_body_and_its_bytes_are_what_is_stored(tmp
     def stamp(record: bytearray, offset: int) -> None:
         record[AT["physical_offset"] : AT["physical_offset"] + 8] = offset.to_bytes(8, "big")
 
-    first, second = store.append(3, [bytes(200), bytes(200)], stamp)
+    first, second = append(store, 3, [bytes(200), bytes(200)], stamp)
     for entry in (first, second):
         assert store.read(entry.index) == entry
         at = entry.position + HEAD_BYTES
@@ -118,11 +120,11 @@ def test_an_entry_that_does_not_continue_the_log_is_refused_and_nothing_changes(
         good._replace(position=2 * FILE_BYTES),
     ):
         with pytest.raises(EntryGap, match=f"index {wrong.index} and term {wrong.term}"):
-            store.append_entry(wrong)
-    with pytest.raises(CorruptEntry, match="not the one of its crc"):
-        store.append_entry(good._replace(body_crc=77))
+            follow(store, wrong)
+    with pytest.raises(CorruptEntry, match="stated is 0x0000004d"):
+        follow(store, good._replace(body_crc=77))
     assert (data_bytes(tmp_path), data_bytes(tmp_path, "index")) == before
-    store.append_entry(good)
+    follow(store, good)
     assert store.read(3) == good
     store.close()
 
@@ -132,7 +134,7 @@ def test_a_follower_goes_to_the_next_file_where_its_leader_did(tmp_path: Path) -
     store = open_entries(tmp_path)
     fill(store, 1)
     entry = LogEntry(1, 1, FILE_BYTES, b"small")
-    store.append_entry(entry)
+    follow(store, entry)
     store.close(clean=False)
     store = open_entries(tmp_path)
     assert store.read(1) == entry
@@ -180,7 +182,7 @@ def test_a_log_that_is_begun_anew_takes_an_entry_of_any_index_where_a_file_begin
     store.reset(1000, 50 * FILE_BYTES)
     assert (store.begin_index, store.end_index) == (-1, -1)
     first = LogEntry(1000, 7, 50 * FILE_BYTES, b"first")
-    store.append_entry(first)
+    follow(store, first)
     made = [first, *fill(store, 20, term=7)]
     assert all_entries(store) == made
     store.close()
@@ -263,7 +265,7 @@ def test_what_is_appended_together_is_there_altogether_or_not_at_all(tmp_path: P
         assert files.calls["create"] - before == after + 1
         assert all_entries(store) == made
         files.heal()
-    made += store.append(1, together)
+    made += append(store, 1, together)
     assert [entry.body for entry in made[4:]] == together
     assert all_entries(store) == made
     store.close()
@@ -276,9 +278,9 @@ def test_entries_that_are_appended_together_take_one_write_for_each_file(tmp_pat
     files = FailingFiles()
     store = open_entries(tmp_path, files, data_file_bytes=1 << 16, index_file_bytes=3200)
     fill(store, 1)
-    before = files.calls["pwrite"] + files.calls["pwritev"]
+    before = files.calls["pwrite"]
     store.append(1, [body(number) for number in range(50)])
-    assert files.calls["pwrite"] + files.calls["pwritev"] - before == 2
+    assert files.calls["pwrite"] - before == 2
     assert store.end_index == 50
     store.close()
 
@@ -289,7 +291,7 @@ def test_a_write_that_fails_for_want_of_space_leaves_nothing_behind(tmp_path: Pa
     files = FailingFiles()
     store = open_entries(tmp_path, files)
     made = fill(store, 2)
-    files.fail("pwritev" if after == 0 else "pwrite", errno.ENOSPC, times=1)
+    files.fail("pwrite", errno.ENOSPC, times=1, after=after)
     with pytest.raises(LogNotWritable, match="failed: No space left"):
         fill(store, 1, size=400)
     assert all_entries(store) == made
@@ -302,7 +304,7 @@ def test_a_write_that_fails_for_want_of_space_leaves_nothing_behind(tmp_path: Pa
     files = FailingFiles()
     store = open_entries(tmp_path, files)
     made = all_entries(store)
-    files.fail("pwritev" if after == 0 else "pwrite", errno.ENOSPC, times=1)
+    files.fail("pwrite", errno.ENOSPC, times=1, after=after)
     with pytest.raises(LogNotWritable):
         fill(store, 1, size=300)
     made += fill(store, 1, size=20)
@@ -321,7 +323,7 @@ def test_an_entry_that_failed_is_not_found_by_a_start_inside_the_next_one(tmp_pa
     files.fail("pwrite", errno.ENOSPC, times=1)
     with pytest.raises(LogNotWritable):
         store.append(1, [bytes(20) + trap])
-    made = [first, *store.append(1, [b"x" * 20])]
+    made = [first, *append(store, 1, [b"x" * 20])]
     store.close(clean=False)
     store = open_entries(tmp_path)
     assert all_entries(store) == made
@@ -345,7 +347,7 @@ def test_what_a_dead_process_left_is_written_again_before_it_is_synced(tmp_path:
     store.close()
 
 
-@pytest.mark.parametrize("operation", ["pwritev", "fdatasync"])
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync"])
 def test_after_an_error_of_the_disk_nothing_is_taken_until_a_restart(tmp_path: Path, operation: str) -> None:
     files = FailingFiles()
     store = open_entries(tmp_path, files)
@@ -370,7 +372,7 @@ def test_after_an_error_of_the_disk_nothing_is_taken_until_a_restart(tmp_path: P
 def test_appends_are_held_back_for_a_reason_and_go_on(tmp_path: Path) -> None:
     store = open_entries(tmp_path)
     store.hold_appends("disk is 91 % full", "disk")
-    for call in (lambda: fill(store, 1), lambda: store.append_entry(LogEntry(0, 0, 0, b""))):
+    for call in (lambda: fill(store, 1), lambda: follow(store, LogEntry(0, 0, 0, b""))):
         with pytest.raises(LogNotWritable, match="disk is 91 % full"):
             call()
     store.hold_appends(None, "disk")
@@ -406,13 +408,55 @@ def test_nothing_counts_as_durable_before_it_is_synced(tmp_path: Path) -> None:
     ).read_text() == "committedIndex=3\nendIndex=7\ndurableIndex=7\ndurableTerm=1\n"
 
 
-def test_entries_come_in_runs_of_bounded_size(tmp_path: Path) -> None:
+def test_entries_are_read_in_runs_of_one_file_and_of_bounded_size(tmp_path: Path) -> None:
     store = open_entries(tmp_path)
-    made = fill(store, 10, size=52)
-    assert list(store.entries(2, 300)) == made[2:5]
-    assert list(store.entries(2, 1)) == made[2:3]
-    assert list(store.entries(8, 10_000)) == made[8:]
-    assert list(store.entries(10, 10_000)) == []
+    made = fill(store, 25, size=52)
+    for first in range(25):
+        for most in (1, 2, 7, 100):
+            for max_bytes in (1, 100, 399, 10_000):
+                run = store.read_run(first, most, max_bytes)
+                assert list(run) == made[first : first + run.count]
+                assert run.count == 1 or (run.count <= most and len(run.data) <= max_bytes)
+                assert run.position // FILE_BYTES == (run.end - 1) // FILE_BYTES
+    assert store.read_run(0, 3, 300).count == 3
+    with pytest.raises(EntryNotFound):
+        store.read_run(25, 1, 1)
+    store.close()
+
+
+def test_a_run_with_a_flipped_bit_is_not_read(tmp_path: Path) -> None:
+    store = open_entries(tmp_path)
+    made = fill(store, 4, size=52)
+    with (tmp_path / "data" / f"{0:020d}").open("r+b") as file:
+        file.seek(made[2].position + HEAD_BYTES + 7)
+        file.write(b"!")
+    assert list(store.read_run(0, 2, 1000)) == made[:2]
+    with pytest.raises(CorruptEntry, match=f"entry at {made[2].position}: body crc"):
+        store.read_run(0, 4, 1000)
+    store.close()
+
+
+def test_records_with_room_for_heads_go_where_they_are_stamped_for_or_nowhere(tmp_path: Path) -> None:
+    store = open_entries(tmp_path)
+    made = fill(store, 2, size=52)
+    position, room = store.place_of(HEAD_BYTES + 30)
+    assert (position, room) == (made[-1].end, FILE_BYTES - made[-1].end - 8)
+    record = (20).to_bytes(4, "big") + b"r" * 16
+    spaced = bytearray(HEAD_BYTES) + record + bytes(HEAD_BYTES) + record
+    for wrong in (position + 1, position - 1, 2 * FILE_BYTES):
+        with pytest.raises(EntryGap):
+            store.append_spaced(3, spaced, wrong)
+    with pytest.raises(CorruptEntry, match="not filled by records"):
+        store.append_spaced(3, spaced[:-1], position)
+    run = store.append_spaced(3, spaced, position)
+    assert [(entry.index, entry.term, entry.body) for entry in run] == [(2, 3, record), (3, 3, record)]
+    assert all_entries(store) == [*made, *run]
+    position, room = store.place_of(room)
+    assert (position, room) == (FILE_BYTES, FILE_BYTES - 8), "what does not fit begins the next file"
+    store.append_spaced(3, bytearray(HEAD_BYTES) + record, FILE_BYTES)
+    store.close()
+    store = open_entries(tmp_path)
+    assert store.end_index == 4
     store.close()
 
 

@@ -52,7 +52,7 @@ hs_crc_init()
 
 cdef struct Put:
     hs_stored stored
-    int32_t size, sender      # bytes of the record; place of its connection
+    int32_t size, sender      # bytes of the record and of the room before it; place of its connection
     PyObject* topic           # a Topic that the run holds
 
 
@@ -181,6 +181,8 @@ cdef class Sends:
     cdef list uncollected     # (Topic, queue id) of each lane of which something was not collected
     cdef dict sums            # (topic, queue id) → (count, bytes) of topics that are taught no more
     cdef uint8_t properties[32768]
+    cdef readonly Py_ssize_t lead
+    """Bytes of room before each record, for whoever stores them: 0, or those of an entry's head."""
     cdef readonly Py_ssize_t count
     """How many there are in the run."""
     cdef public Py_ssize_t most
@@ -190,9 +192,12 @@ cdef class Sends:
     cdef readonly bint full
     """Whether the last take() stopped because the run has to be appended first."""
 
-    def __cinit__(self, bytes cluster_property, bytes store_host):
+    def __cinit__(self, bytes cluster_property, bytes store_host, Py_ssize_t lead=0):
         if HS_SEND_PROPERTIES_ROOM > sizeof(self.properties) or len(store_host) not in (8, 20):
             raise ValueError("the store's host is of 8 or 20 bytes")
+        if not 0 <= lead <= 4096:
+            raise ValueError(f"room of {lead} bytes before each record, allowed are 0 to 4096")
+        self.lead = lead
         self.cluster, self.store_host = cluster_property, store_host
         self.records, self.puts = bytearray(RUN_BYTES), bytearray(SENDS_MAX * sizeof(Put))
         self.record = <uint8_t*>PyByteArray_AS_STRING(self.records)
@@ -255,7 +260,7 @@ cdef class Sends:
         cdef size_t cluster_bytes = PyBytes_GET_SIZE(self.cluster), frame_bytes
         cdef size_t born_bytes = PyBytes_GET_SIZE(born_host), store_bytes = PyBytes_GET_SIZE(self.store_host)
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef uint64_t record_bytes
+        cdef uint64_t record_bytes, stored_bytes
         cdef uint8_t* record
         cdef uint8_t* body_at
         cdef hs_send send
@@ -275,12 +280,13 @@ cdef class Sends:
             if send.queue_id >= topic.queues:
                 break
             record_bytes = hs_record_bytes(&send, born_bytes, store_bytes)
-            if record_bytes > self.record_bytes_max or record_bytes > <uint64_t>RUN_BYTES:
+            stored_bytes = record_bytes + self.lead
+            if record_bytes > self.record_bytes_max or stored_bytes > <uint64_t>RUN_BYTES:
                 break
-            if self.count == SENDS_MAX or record_bytes > <uint64_t>(RUN_BYTES - self.filled):
+            if self.count == SENDS_MAX or stored_bytes > <uint64_t>(RUN_BYTES - self.filled):
                 self.full = True
                 break
-            record = self.record + self.filled
+            record = self.record + self.filled + self.lead
             body_at = hs_write_record(record, &send, self.properties, born, born_bytes, store, store_bytes)
             if send.body_bytes >= LONG_BYTES:
                 with nogil:
@@ -295,8 +301,8 @@ cdef class Sends:
             put.stored.physical_offset = put.stored.queue_offset = 0
             put.stored.opaque, put.stored.queue_id = send.opaque, send.queue_id
             put.stored.binary, put.stored.oneway, put.stored.wait = send.binary, send.oneway, send.wait
-            put.size, put.sender, put.topic = <int32_t>record_bytes, <int32_t>(len(self.senders) - 1), <PyObject*>topic
-            self.filled += record_bytes
+            put.size, put.sender, put.topic = <int32_t>stored_bytes, <int32_t>(len(self.senders) - 1), <PyObject*>topic
+            self.filled += stored_bytes
             self.count += 1
             position += frame_bytes
         return position
@@ -314,11 +320,12 @@ cdef class Sends:
 
     @property
     def next_bytes(self):
-        """Size of the first record that is not in the log; 0 when all are."""
+        """Size of the first record that is not in the log, and of the room before it; 0 when all are."""
         return self.put[self.done].size if self.done < self.count else 0
 
     def stamp(self, int64_t offset, int64_t room, int64_t now_ms, dict queue_offsets not None):
-        """Stamps as many of the records that are not in the log as fit into `room` bytes, for `offset`; their bytes.
+        """Stamps as many of the records that are not in the log as fit into `room` bytes, for `offset`; their bytes,
+        with the room before each.
 
         They begin with the first one that fits; nobody else's numbers change before written() says so.
         """
@@ -339,11 +346,11 @@ cdef class Sends:
                 lane.mark, lane.count, lane.bytes = self.stampings, 0, 0
                 lane.next = 0 if known is None else <int64_t>known
                 self.touched.append((topic, put.stored.queue_id))
-            put.stored.queue_offset, put.stored.physical_offset = lane.next, offset
-            hs_stamp(self.record + bytes_at, lane.next, offset, now_ms)
+            put.stored.queue_offset, put.stored.physical_offset = lane.next, offset + self.lead
+            hs_stamp(self.record + bytes_at + self.lead, lane.next, offset + self.lead, now_ms)
             lane.next += 1
             lane.count += 1
-            lane.bytes += put.size
+            lane.bytes += put.size - self.lead
             offset += put.size
             room -= put.size
             bytes_at += put.size
@@ -372,7 +379,7 @@ cdef class Sends:
     @property
     def stored(self):
         """(how many are in the log, their bytes)"""
-        return self.done, self.done_bytes
+        return self.done, self.done_bytes - self.done * self.lead
 
     def finish(self):
         """(answers of what is in the log, the others as `lost` says), and the run is empty."""
@@ -389,7 +396,7 @@ cdef class Sends:
                 continue
             if put.stored.wait:
                 answers.waiting += 1
-                answers.waiting_end = put.stored.physical_offset + put.size
+                answers.waiting_end = put.stored.physical_offset + put.size - self.lead
             else:
                 answers.prompt += 1
         result = answers, self._lost() if self.done < self.count else []
