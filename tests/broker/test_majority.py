@@ -16,7 +16,7 @@ from haservice.broker.majority import startup
 from haservice.broker.majority.ha import MajorityHA
 from haservice.broker.majority.keeper import why_turn
 from haservice.broker.majority.member import BrokerMember
-from haservice.broker.majority.proof import MajorityProof
+from haservice.broker.majority.proof import TOLD_MAX, MajorityProof
 from haservice.broker.metrics.collect import BrokerCollector
 from haservice.broker.metrics.families import exposition_of
 from haservice.broker.node import BrokerNode
@@ -94,6 +94,9 @@ class Loop:
     def call_soon(self, call: Callable[..., Any], *args: Any) -> None:
         self.calls.append((call, args))
 
+    def is_here(self) -> bool:
+        return False
+
     def call_later(self, seconds: float, call: Callable[..., Any]) -> None:
         self.later.append((seconds, call))
 
@@ -163,6 +166,30 @@ def test_what_was_committed_before_the_office_was_lost_is_ok() -> None:
     proving.proof.lost()
     proving.loop.run()
     assert told == [PutStatus.PUT_OK]
+
+
+def test_the_loop_is_woken_only_where_somebody_waits_or_much_was_told() -> None:
+    proving = Proving()
+    proving.proof.committed(50)
+    assert proving.loop.calls == []
+    told = proving.wait(40)
+    proving.loop.run()
+    assert told == [PutStatus.PUT_OK], "what was told before is heard with the first that waits"
+    for end in range(TOLD_MAX - 1):
+        proving.proof.committed(100 + end)
+    assert proving.loop.calls == []
+    proving.proof.committed(1000)
+    proving.loop.run()
+    assert proving.durability.put_status(1000, Told(print)) is PutStatus.PUT_OK
+
+
+def test_what_is_committed_behind_a_lost_office_proves_nothing_to_who_waits_later() -> None:
+    proving = Proving()
+    proving.proof.lost()
+    proving.proof.committed(300)
+    told = proving.wait(200)
+    proving.loop.run()
+    assert told == [PutStatus.NOT_AGREED]
 
 
 def test_a_majority_that_does_not_come_in_time_is_no_ok() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -30,9 +31,12 @@ from haservice.dledger.wire import read_answer, request_command
 from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.server import RemotingServer
 from tests.commitlog.dledger.stores import all_entries
 from tests.support.failing_files import FailingFiles
 from tests.support.waiting import wait_until
+
+T = TypeVar("T")
 
 OK = DLedgerResponseCode.SUCCESS
 ANSWER_S = 20.0
@@ -156,6 +160,52 @@ def test_another_member_leads_when_the_leader_ends_and_the_old_one_gets_what_it_
     stores = group.stores()
     assert stores[0] == stores[1] == stores[2]
     assert len(stores[0]) == 2
+
+
+def test_the_broker_lends_its_loop_for_pushes_and_takes_it_back_amid_appends(group: Group) -> None:
+    """Also a loop that ends with nobody told: what was on its way there is pushed again."""
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    answers: list[Future[Placed]] = []
+    for number in range(4):
+        server = RemotingServer((), thread_name="broker-loop")
+        server.start()
+        leader.lend(server.loop)
+        for index in range(200):
+            if index == 100:
+                if number % 2:
+                    leader.take_back()
+                assert server.stop()
+                leader.take_back()
+            answers.append(leader.append([b"body %d %d" % (number, index)]))
+    assert {answer.code for answer in placed(answers)} == {OK}
+    group.level()
+    group.stop(*group.peers)
+    stores = group.stores()
+    assert stores[0] == stores[1] == stores[2]
+    assert len(stores[0]) == 800
+    assert group.failures == []
+
+
+def test_what_is_placed_on_the_broker_s_loop_is_pushed_and_acknowledged_there(group: Group) -> None:
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    server = RemotingServer((), thread_name="broker-loop")
+    server.start()
+    leader.lend(server.loop)
+    made = server_answer(server, lambda: leader.place([b"one", b"two"], leader.status.term))
+    assert [entry.pos for entry in made.entries] == [0, 51]
+    wait_until(lambda: leader.status.committed_index == 1, "committed")
+    assert server_answer(server, lambda: leader.place([b"x"], leader.status.term + 1)).code is not OK
+    assert server.stop()
+    leader.take_back()
+
+
+def server_answer(server: RemotingServer, ask: Callable[[], T]) -> T:
+    """What it says on the server's loop."""
+    future: Future[T] = Future()
+    server.call_soon(lambda: future.set_result(ask()))
+    return future.result(ANSWER_S)
 
 
 def test_leadership_is_handed_over(group: Group) -> None:

@@ -9,6 +9,7 @@ A leader may serve once an entry of its own term is committed, for then all that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,12 +54,16 @@ class Committed(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """The broker that runs on the member now.  `office` is the term that it leads; None for a slave."""
+    """The broker that runs on the member now.  `office` is the term that it leads; None for a slave.
+
+    `loop` is where its sends are appended and answered.
+    """
 
     log: MajorityLog
     office: int | None
     on_committed: Callable[[int], None]
     on_office_lost: Callable[[], None]
+    loop: asyncio.AbstractEventLoop
     on_failure: Callable[[str, BaseException], None]
 
 
@@ -171,8 +176,11 @@ class BrokerMember:
         if self.failure:
             attached.on_failure("dledger-loop", RuntimeError(self.failure))
         self._tell(attached, self.committed.end)
+        if attached.office is not None:
+            self.node.lend(attached.loop)
 
     def detach(self) -> None:
+        self.node.take_back()
         self._attached = None
 
     def place(self, bodies: Sequence[bytes]) -> Sequence[int]:

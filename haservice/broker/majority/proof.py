@@ -54,7 +54,10 @@ class MajorityProof:
         # While nobody waits, the loop need not wake up for it: submit() looks at what was told meanwhile.
         if not self._awakened and (len(self._waits) or len(told) >= TOLD_MAX):
             self._awakened = True
-            self._server.call_soon(self._hear)
+            if self._server.is_here():
+                self._server.loop.call_soon(self._hear)
+            else:
+                self._server.call_soon(self._hear)
 
     # -- the loop's ---------------------------------------------------------------------------------
 

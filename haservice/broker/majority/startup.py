@@ -73,7 +73,14 @@ def attach(member: BrokerMember, parts: BrokerParts, health: Health) -> None:
     assert isinstance(ha, MajorityHA)
     assert isinstance(parts.standing, MajorityKeeper)
     member.attach(
-        Attached(log, parts.standing.office, ha.proof.committed, ha.proof.lost, health.thread_failed)
+        Attached(
+            log,
+            parts.standing.office,
+            ha.proof.committed,
+            ha.proof.lost,
+            parts.server.loop,
+            health.thread_failed,
+        )
     )
 
 

@@ -8,6 +8,7 @@
 
 stored_log.py    EntryLog over commitlog's EntryStore
 flusher.py       the task of the thread dledger-flush: makes entries durable, writes the checkpoint
-shell.py         on the loop's thread: events in, steps, actions out
+shell.py         events in, steps, actions out
+peer_calls.py    calls and answers, on the node's loop or the broker's
 node.py          DLedgerNode: owns all of it, from start() to stop()
 """

@@ -24,7 +24,6 @@ from commitlog.errors import CommitLogError
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.entry_log import Bodies
-from haservice.dledger.events import LogSynced
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.node.flusher import EntryFlusher
 from haservice.dledger.node.shell import NodeShell, NodeStatus, Placed, PlacedNow, WaitingAppend, give_up
@@ -152,7 +151,7 @@ class DLedgerNode:
             logger.error("store not closed cleanly id=%s: %s", self._settings.self_id, error)
 
     def _flushed(self) -> None:
-        self._server.call_soon(self._shell.post, LogSynced())
+        self._shell.synced()
 
     # -- what it is and does ------------------------------------------------------------------------
 
@@ -169,6 +168,17 @@ class DLedgerNode:
     def place(self, bodies: Bodies, term: int) -> PlacedNow:
         """Appends all of `bodies`, or nothing, if this member leads `term`.  It waits for no majority."""
         return self._shell.place(bodies, term)
+
+    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Pushes are made on the broker's loop from now on, where its sends are appended, until take_back().
+
+        Not on a loop's thread.
+        """
+        self._shell.lend(loop)
+
+    def take_back(self) -> None:
+        """The broker's loop is about to end.  Not on a loop's thread; may be called twice."""
+        self._shell.take_back()
 
     def peers(self) -> list[PeerProgress]:
         """Of a leader: how far the others are."""

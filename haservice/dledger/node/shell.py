@@ -3,10 +3,10 @@
     requests of peers and clients ─┐                                  ┌─▶ SaveTerm: waits for the disk
     answers of peers               ├─▶ events ─▶ member.steps(…) ─▶   ├─▶ AskPeer: a call, with a deadline
     appends, time, the flusher     ┘   (one turn)                     └─▶ answers, ends of appends, the status
-    place(), in any thread ─▶ one event ─▶ a step of its own ─▶ the outbox, which the loop's thread empties
+    place(), in any thread ─▶ one event ─▶ a step of its own ─▶ the boxes, which their loops empty
 
-A step is taken under the shell's lock.  What it wants sent goes through the outbox, so that it is sent in the order of
-the steps, whoever took them.
+A step is taken under the shell's lock.  What it wants sent goes through the box of a PeerCalls, so that it is sent in
+the order of the steps, whoever took them.  Pushes go by the loop that the broker above has lent, if it has.
 
 If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.
 Bounds: appends, pushes and answers that wait are the member's; a turn's events are what its sockets gave it.
@@ -18,7 +18,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -35,10 +34,10 @@ from haservice.dledger.events import (
     CommittedTo,
     HandOverEnded,
     HandOverTo,
+    LogSynced,
     MemberAction,
     MemberEvent,
     MemberRole,
-    PeerAnswered,
     RequestCame,
     RoleIs,
     SaveTerm,
@@ -46,11 +45,11 @@ from haservice.dledger.events import (
     TimePassed,
 )
 from haservice.dledger.member import DLedgerMember, PeerProgress
-from haservice.dledger.messages import LedgerEntry, MemberMessage
+from haservice.dledger.messages import LedgerEntry, PushEntryRequest
+from haservice.dledger.node.peer_calls import PeerCalls
 from haservice.dledger.settings import MemberSettings
-from haservice.dledger.wire import answer_command, read_answer, read_request, request_command
-from haservice.errors import ProtocolError, RemotingError, RequestError
-from haservice.remoting.client import OnEnd, RemotingClient, expect
+from haservice.dledger.wire import read_request
+from haservice.errors import ProtocolError, RequestError
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Outcome
@@ -61,7 +60,8 @@ logger = logging.getLogger(__name__)
 TURN_S_MAX = 5.0
 # A deadline is looked at when it is over, not a moment before.
 TURN_S_MIN = 0.001
-_FLAG_ONEWAY = 2
+# The broker's loop is free for a moment at least so often.
+LEND_S = 3.0
 
 
 class Placed(NamedTuple):
@@ -126,24 +126,19 @@ class NodeShell:
         self._on_status = on_status
         self._on_failure = on_failure
         self._on_committed = on_committed
-        self._client: RemotingClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls = PeerCalls(settings, self._step)
+        self._lent: PeerCalls | None = None  # on the loop of the broker above
         self._lock = threading.Lock()  # guards the member, and the order of its actions
-        self._outbox: deque[AskPeer | AnswerAsked] = deque()
         self._due_s = 0.0  # when the member has something to do, if nothing else happens
-        self._events: list[MemberEvent] = []
-        self._awakened = False  # _send() is certain to follow
         self._timer_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._asking: set[asyncio.Task[None]] = set()
         self._waiting: set[WaitingAppend | Future[DLedgerResponseCode]] = set()
         self._closed: str | None = "it has not begun"
         self.status = self._status()
 
     async def begin(self) -> None:
         """Takes part from now on."""
-        self._client = RemotingClient()
-        self._loop = asyncio.get_running_loop()
+        await self._calls.begin()
         self._closed = None
         self.post(TimePassed())
 
@@ -174,9 +169,11 @@ class NodeShell:
     def post(self, event: MemberEvent) -> None:
         """It is part of the next step, in the loop's next turn; nothing happens after the end."""
         if self._closed is None:
-            if not self._events:
-                asyncio.get_running_loop().call_soon(self._step)
-            self._events.append(event)
+            self._calls.post(event)
+
+    def synced(self) -> None:
+        """More is durable; from any thread."""
+        (self._lent or self._calls).post_from_afar(LogSynced())
 
     def append(self, bodies: Sequence[bytes], append: WaitingAppend) -> None:
         if self._begin_to_wait(append):
@@ -195,24 +192,45 @@ class NodeShell:
 
     # -- steps --------------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        events, self._events = self._events, []
+    def _step(self, events: list[MemberEvent]) -> None:
         with self._lock:
             if self._closed is None:
                 self._take_step(events)
-        self._send()
+        self._deliver()
 
     def place(self, bodies: Bodies, term: int) -> PlacedNow:
         """Appends at once, in the caller's thread; nobody is told when a majority has it.  Not for the loop's."""
         append = PlacedNow()
         with self._lock:
-            loop = self._loop
-            if self._closed is None and loop is not None:
+            if self._closed is None:
                 self._take_step([AppendBodies(append, bodies, term)])
-                if not self._awakened:
-                    self._awakened = True
-                    loop.call_soon_threadsafe(self._send)
+        self._deliver()
         return append
+
+    def _deliver(self) -> None:
+        """What the steps until now want sent, and the time of the next one."""
+        self._calls.deliver()
+        lent = self._lent
+        if lent is not None:
+            lent.deliver()
+        if self._closed is None and (self._timer is None or self._due_s + TURN_S_MIN < self._timer_at_s):
+            self._calls.call(self._set_timer)
+
+    # -- the broker's loop --------------------------------------------------------------------------
+
+    def lend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Pushes are made there from now on, until take_back().  Not on a loop's thread."""
+        lent = PeerCalls(self._settings, self._step, self._calls)
+        asyncio.run_coroutine_threadsafe(lent.begin(), loop).result(LEND_S)
+        with self._lock:
+            self._lent = lent
+
+    def take_back(self) -> None:
+        """Pushes are made on the node's own loop again.  Not on a loop's thread; may be called twice."""
+        with self._lock:
+            lent, self._lent = self._lent, None
+        if lent is not None:
+            lent.end(LEND_S)
 
     def peers(self) -> list[PeerProgress]:
         """Of a leader: how far the others are.  Any thread but the loop's."""
@@ -231,18 +249,8 @@ class NodeShell:
             self.end(f"{type(error).__name__}: {error}")
             self._on_failure(error)
 
-    def _send(self) -> None:
-        """On the loop's thread: what the steps until now want sent, and the time of the next one."""
-        # Cleared first: what is put there from here on is sent below, or wakes the loop again.
-        self._awakened = False
-        outbox = self._outbox
-        while outbox:
-            self._send_one(outbox.popleft())
-        if self._closed is None:
-            self._set_timer()
-
     def _set_timer(self) -> None:
-        """One that is early does no harm: the step finds nothing to do, and sets the next."""
+        """On the loop's thread.  One that is early does no harm: the step finds nothing to do, and sets the next."""
         now_s = time.monotonic()
         at_s = min(max(self._due_s, now_s), now_s + TURN_S_MAX) + TURN_S_MIN
         if self._timer is not None:
@@ -262,8 +270,10 @@ class NodeShell:
         match action:
             case SaveTerm(term, vote):
                 self._term_file.save(term, vote)
+            case AskPeer(_, _, PushEntryRequest()) if self._lent is not None:
+                self._lent.put(action)
             case AskPeer() | AnswerAsked():
-                self._outbox.append(action)
+                self._calls.put(action)
             case AppendPlaced(PlacedNow() as append, entries):
                 append.entries = entries
             case AppendEnded(PlacedNow() as append, code, _):
@@ -292,55 +302,12 @@ class NodeShell:
             case _:
                 raise AssertionError(f"no such action: {action}")
 
-    def _send_one(self, action: AskPeer | AnswerAsked) -> None:
-        match action:
-            case AskPeer(call, peer, request):
-                self._ask(call, peer, request)
-            case AnswerAsked((Connection() as connection, RemotingCommand() as command), answer):
-                if not command.flag & _FLAG_ONEWAY:
-                    connection.send(answer_command(command, answer))
-            case _:
-                raise AssertionError(f"nobody asked: {action}")
-
-    def _ask(self, call: int, peer: str, request: MemberMessage) -> None:
-        client, command, timeout_s = self._client, request_command(request), self._settings.rpc_timeout_s
-        address = self._settings.peers[peer]
-        assert client is not None
-
-        def ended(outcome: RemotingCommand | BaseException) -> None:
-            self.post(PeerAnswered(call, self._read(address, request, outcome)))
-
-        if not client.ask(address, command, timeout_s, ended):
-            task = asyncio.get_running_loop().create_task(self._connect_and_ask(address, command, ended))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
-
-    async def _connect_and_ask(self, address: str, command: RemotingCommand, ended: OnEnd) -> None:
-        assert self._client is not None
-        try:
-            ended(await self._client.invoke(address, command, self._settings.rpc_timeout_s))
-        except RemotingError as error:
-            ended(error)
-
-    def _read(
-        self, address: str, request: MemberMessage, outcome: RemotingCommand | BaseException
-    ) -> MemberMessage | None:
-        """What a peer answered; None if it did not, or cannot be understood."""
-        try:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            expect(address, outcome, int(DLedgerResponseCode.SUCCESS))
-            return read_answer(request, outcome)
-        except (RemotingError, ProtocolError) as error:
-            logger.debug("no answer peer=%s request=%s: %s", address, type(request).__name__, error)
-            return None
-
     # -- the end ------------------------------------------------------------------------------------
 
     def end(self, reason: str) -> None:
         """No step from now on; whoever waits is told.  May be called twice, on the loop or under the lock."""
         self._closed = self._closed or reason
-        self._events = []
+        self._calls.forget()
         waiting, self._waiting = self._waiting, set()
         for one in waiting:
             give_up(one)
@@ -352,11 +319,7 @@ class NodeShell:
             self.end("shut down")
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._asking):
-            task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
+        await self._calls.close()
 
 
 def give_up(one: WaitingAppend | Future[DLedgerResponseCode]) -> None:
