@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,10 +21,9 @@ import click
 from tests.chaos.auto_coordinators import COORDINATORS, MISSING, AutoCluster
 from tests.chaos.auto_faults import AUTO_DISK_FAULTS, AUTO_FAULTS, TTL_S
 from tests.chaos.auto_round import UNTIL_OK, UNTIL_TAKEN, AutoPlay
-from tests.chaos.early import ending_on_sigterm
-from tests.chaos.netns import Hosts, NoHosts, run_loop_in
+from tests.chaos.netns import Hosts
 from tests.chaos.proc_cluster import Shape
-from tests.chaos.processes import Left, Teller, play_seeds
+from tests.chaos.processes import FaultTeller, play_on_hosts, play_seeds
 from tests.chaos.report import Report
 
 LAYER = "auto"
@@ -73,61 +71,48 @@ def run(rounds: int, seed: int, report: Report, coordinator: str = "etcd", only:
     if MISSING[coordinator]:
         report.absent(LAYER, MISSING[coordinator])
         return
-    directory = Path(tempfile.mkdtemp(prefix="chaos-auto-"))
     teller = AutoTeller(coordinator, only, report, rounds)
-    left = list(range(seed, seed + rounds))
-    try:
-        with ending_on_sigterm():
-            while left:
-                group = [one for one in left if one // ROUNDS_A_CLUSTER == left[0] // ROUNDS_A_CLUSTER]
-                left = left[_play(coordinator, group, directory, teller) :]
-    except (NoHosts, Left) as error:
-        report.absent(LAYER, str(error))
-    finally:
-        if not any(directory.iterdir()):
-            directory.rmdir()
-        for line in table(report):
-            click.echo(line)
 
-
-def _play(coordinator: str, seeds: list[int], directory: Path, teller: AutoTeller) -> int:
-    """How many of the seeds were played by one cluster.  Raises NoHosts, Left."""
-    shape = shape_of(seeds[0])
-    hosts = Hosts(shape.hosts + COORDINATORS)
-
-    async def play() -> int:
-        cluster = AutoCluster(directory / f"seed-{seeds[0]}", shape, hosts, coordinator, SETTINGS)
+    async def play(root: Path, hosts: Hosts, seeds: list[int]) -> int:
+        shape = shape_of(seeds[0])
+        cluster = AutoCluster(root, shape, hosts, coordinator, SETTINGS)
         return await play_seeds(
             name_of(shape),
             cluster,
-            lambda: AutoPlay(cluster, name_of(shape), MAX_LOSS_BYTES, partial(teller.report.add, LAYER)),
-            lambda seed: steps_of(seed, shape, teller.only),
+            lambda: AutoPlay(cluster, name_of(shape), MAX_LOSS_BYTES, partial(report.add, LAYER)),
+            lambda seed: steps_of(seed, shape, only),
             seeds,
             teller,
         )
 
     try:
-        return run_loop_in(hosts.hub, play)
+        play_on_hosts(
+            LAYER,
+            range(seed, seed + rounds),
+            ROUNDS_A_CLUSTER,
+            lambda one: shape_of(one).hosts + COORDINATORS,
+            play,
+            report,
+        )
     finally:
-        hosts.close()
+        for line in table(report, LAYER):
+            click.echo(line)
 
 
-class AutoTeller(Teller):
-    """Says also by which coordinator, and what faults."""
+class AutoTeller(FaultTeller):
+    """Says also by which coordinator."""
 
     def __init__(self, coordinator: str, only: Sequence[str], report: Report, rounds: int) -> None:
-        super().__init__(LAYER, report, rounds)
-        self.only = only
+        super().__init__(LAYER, report, rounds, only)
         self._coordinator = coordinator
 
     def option(self, kind: str) -> str:
-        words = "".join(f' --only "{name}"' for name in self.only)
-        return f" --coordinator {self._coordinator}{words}"
+        return f" --coordinator {self._coordinator}{super().option(kind)}"
 
 
-def table(report: Report) -> list[str]:
+def table(report: Report, layer: str) -> list[str]:
     """By fault: how often, and the seconds from it on without a message stored, and without OK."""
-    seconds = report.seconds_by_kind(LAYER)
+    seconds = report.seconds_by_kind(layer)
     lines = [f"{'seconds from the fault':<48} times  stored: median, worst   OK: median, worst"]
     for what in sorted({name.rpartition(", until ")[0] for name in seconds} - {""}):
         stored, oks = seconds[f"{what}, {UNTIL_TAKEN}"], seconds[f"{what}, {UNTIL_OK}"]

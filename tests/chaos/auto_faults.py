@@ -20,7 +20,7 @@ from haservice.remoting.bodies.clients import HARuntimeInfo
 from haservice.remoting.codes import RequestCode
 from tests.chaos.auto_coordinators import COORDINATORS, AutoCluster
 from tests.chaos.netns import HUB
-from tests.chaos.proc_cluster import Node
+from tests.chaos.proc_cluster import Cluster, Node
 from tests.chaos.proc_disks import disk_of
 from tests.chaos.proc_faults import Fault, Scene, Span
 from tests.chaos.proc_packets import Way, hosts_of
@@ -66,7 +66,7 @@ async def ready(cluster: AutoCluster) -> Node:
     return found[-1]
 
 
-async def another(cluster: AutoCluster, old: Node) -> Node:
+async def another(cluster: Cluster, old: Node) -> Node:
     """Who is the master after `old`.  Raises NotSoInTime."""
     found: list[Node] = []
 

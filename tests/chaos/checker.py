@@ -15,6 +15,7 @@
     ill delivered   before its time, or although its transaction was rolled back
     hang            no answer within HANG_S of the deadline
     not settled     healed, and yet no OK, or a slave that does not become level
+    election storm  a fault has more elections than it should
 
 A promise ends when the history says that it was voided; what was promised again later, counts again.
 """
@@ -69,6 +70,7 @@ class Violation(enum.Enum):
     ILL_DELIVERED = "ill delivered"
     HANG = "hang"
     NOT_SETTLED = "not settled"
+    ELECTION_STORM = "election storm"
 
 
 class Verdict(NamedTuple):

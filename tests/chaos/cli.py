@@ -24,7 +24,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -63,7 +63,7 @@ LAYERS = {
     "processes": Layer("tests.chaos.processes", 2, "Real brokers and clients under faults."),
     "auto": Layer("tests.chaos.auto", 2, "Brokers that fail over by themselves, with a real coordinator."),
     "groups": Layer(
-        "tests.chaos.groups", 2, "Groups of three brokers on DLedger under faults; a round is one or two."
+        "tests.chaos.groups", 2, "Groups of three and five brokers on DLedger; each second round cuts power."
     ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
     "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
@@ -245,7 +245,7 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    if _name not in ("auto", "processes"):
+    if _name not in ("auto", "groups", "processes"):
         main.add_command(_command(_name))
 
 
@@ -271,21 +271,46 @@ def processes(context: click.Context, only: tuple[str, ...], resume: bool, kinds
     _run(context, ["processes"])
 
 
+def _only_faults(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a layer whose rounds may be those of some faults only."""
+    wrapped = click.pass_context(command)
+    for option in (
+        click.option("--faults", is_flag=True, help="Say what faults there are."),
+        click.option(
+            "--only", multiple=True, metavar="FAULT", help="This fault; more than once for several."
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
 @main.command("auto", help=LAYERS["auto"].help + f" ({LAYERS['auto'].rounds} rounds)")
 @click.option("--coordinator", default="etcd", show_default=True, type=click.Choice(["etcd", "zookeeper"]))
-@click.option("--only", multiple=True, metavar="FAULT", help="This fault; more than once for several.")
-@click.option("--faults", is_flag=True, help="Say what faults there are.")
-@click.pass_context
+@_only_faults
 def auto(context: click.Context, coordinator: str, only: tuple[str, ...], faults: bool) -> None:
     from tests.chaos.auto_faults import ALL_FAULTS
 
+    _run_faults(context, "auto", list(ALL_FAULTS), faults, only, coordinator=coordinator)
+
+
+@main.command("groups", help=LAYERS["groups"].help + f" ({LAYERS['groups'].rounds} rounds)")
+@_only_faults
+def groups(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
+    from tests.chaos.groups import ALL_FAULTS
+
+    _run_faults(context, "groups", list(ALL_FAULTS), faults, only)
+
+
+def _run_faults(
+    context: click.Context, layer: str, known: list[str], faults: bool, only: tuple[str, ...], **options: str
+) -> None:
     if faults:
-        click.echo("\n".join(ALL_FAULTS))
+        click.echo("\n".join(known))
         return
-    if unknown := [name for name in only if name not in ALL_FAULTS]:
-        raise click.UsageError(f"no fault {unknown[0]}; there are {'; '.join(ALL_FAULTS)}")
-    context.obj = context.obj._replace(options={"coordinator": coordinator, "only": only})
-    _run(context, ["auto"])
+    if unknown := [name for name in only if name not in known]:
+        raise click.UsageError(f"no fault {unknown[0]}; there are {'; '.join(known)}")
+    context.obj = context.obj._replace(options={**options, "only": only})
+    _run(context, [layer])
 
 
 @main.command("all")

@@ -249,6 +249,9 @@ class FinalLog:
     """Where bytes begin that are no record; empty for a log that is whole."""
 
 
+# The records of `data`, which begins at an offset of a log, in files of so many bytes.  Raises ValueError.
+ReadLog = Callable[[bytes, int, int], Iterator[StoredMessage]]
+
 Event = (
     Invoked
     | Answered
@@ -326,15 +329,16 @@ def final_log(
     data: bytes,
     start: int,
     segment_bytes: int,
+    read: ReadLog | None = None,
     *,
     at_s: float,
     surviving: bool,
     key: Callable[[StoredMessage], str] = key_of,
 ) -> FinalLog:
-    """What `data`, a log's bytes from `start` on, says in the end."""
+    """What `data`, a log's bytes from `start` on, says in the end; `read` is messages(), or of another kind of log."""
     records, damage = [], ""
     try:
-        for message in messages(data, start, segment_bytes):
+        for message in (read or messages)(data, start, segment_bytes):
             if not message.crc_ok:
                 raise ValueError(f"record at {message.physical_offset} does not match its CRC")
             records.append(

@@ -18,7 +18,7 @@ from tests.chaos.history import OK, Answered, Consumed, Invoked, Voided
 from tests.chaos.power_disk import JOURNAL_LOST, JOURNAL_OUT, Disk
 from tests.chaos.proc_clients import History
 from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
-from tests.chaos.proc_faults import Fault, Scene, Span, promote_furthest
+from tests.chaos.proc_faults import Fault, Scene, Span, a_slave, forget_reports, promote_furthest
 
 FLUSHED_S = 10.0
 FULL_S = 20.0
@@ -49,15 +49,15 @@ class Machines:
         }
 
     async def cut_master(self, scene: Scene) -> None:
-        await self._cut(scene, "power cut of master", [await scene.cluster.the_master()])
+        await self.cut(scene, "power cut of master", [await scene.cluster.the_master()])
 
     async def cut_slave(self, scene: Scene) -> None:
-        await self._cut(scene, "power cut of slave", [await _slave(scene)])
+        await self.cut(scene, "power cut of slave", [await a_slave(scene)])
 
     async def cut_all(self, scene: Scene) -> None:
         if scene.cluster.shape.flush != "SYNC_FLUSH":
             await _flushed_below(scene)
-        await self._cut(scene, "power cut of all", scene.cluster.nodes)
+        await self.cut(scene, "power cut of all", scene.cluster.nodes)
 
     async def cut_and_failover(self, scene: Scene) -> None:
         """The slave takes over before the master's machine is back."""
@@ -69,14 +69,18 @@ class Machines:
         await self._launch(scene, [master])
         span.healed()
 
-    async def _cut(self, scene: Scene, what: str, nodes: Sequence[Node]) -> None:
+    async def cut(self, scene: Scene, what: str, nodes: Sequence[Node]) -> None:
         span = Span(scene, what, " ".join(node.name for node in nodes))
         await self._off(scene, nodes)
+        await self.while_off(scene, nodes)
         await self._mount(nodes)
         if len(nodes) == len(scene.cluster.nodes) and scene.cluster.shape.flush != "SYNC_FLUSH":
             void_all(scene.history, what)  # as late as can be: an answer may have been on its way
         await self._launch(scene, nodes)
         span.healed()
+
+    async def while_off(self, scene: Scene, nodes: Sequence[Node]) -> None:
+        """Those of `nodes` have no power."""
 
     async def _off(self, scene: Scene, nodes: Sequence[Node]) -> None:
         rng = scene.rng
@@ -102,7 +106,7 @@ class Machines:
 
     async def _launch(self, scene: Scene, nodes: Sequence[Node]) -> None:
         for node in scene.rng.sample(list(nodes), len(nodes)):
-            scene.cluster.proxies[node.name].acknowledged = -1  # what its slaves reported, is of no worth now
+            forget_reports(scene.cluster, node)
             node.launch(scene.cluster.shape)
         for node in nodes:
             await scene.cluster.booted(node)
@@ -111,7 +115,7 @@ class Machines:
         await self._full(scene, "disk of master full", await scene.cluster.the_master())
 
     async def slave_full(self, scene: Scene) -> None:
-        await self._full(scene, "disk of slave full", await _slave(scene))
+        await self._full(scene, "disk of slave full", await a_slave(scene))
 
     async def _full(self, scene: Scene, what: str, node: Node) -> None:
         """Until a send is answered otherwise than OK.  Raises NotSoInTime if the broker dies of it."""
@@ -131,11 +135,6 @@ class Machines:
         if not node.running:
             raise NotSoInTime(f"{node.name} ended when its disk was full:\n{node.tail()}")
         span.healed()
-
-
-async def _slave(scene: Scene) -> Node:
-    master = await scene.cluster.the_master()
-    return next(node for node in scene.cluster.nodes if node is not master)
 
 
 async def _flushed_below(scene: Scene) -> None:

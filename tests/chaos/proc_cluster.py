@@ -4,7 +4,7 @@
                     nameservers each broker to each of them through one more
     links "netns"   each broker a host of its own, see netns.py; so is each nameserver, if hosts are left
     disks           each store on a small file system of its own, see power_disk.py
-    shim            flushes of the brokers can be made to fail, see flush_shim.py
+    shim            flushes of the brokers can be made to fail, and their clocks to jump, see libc_shim.py
 
 A Cluster belongs to one asyncio loop.  close() ends every process and host, and says nothing of files: they
 lie below `root` until someone removes them.
@@ -31,7 +31,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import CreateTopicHeader, ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
-from tests.chaos.flush_shim import FlushShim
+from tests.chaos.libc_shim import LibcShim
 from tests.chaos.netns import HUB_ADDR, Hosts, run_in
 from tests.chaos.power_disk import Disk
 from tests.chaos.proxy import LinkProxy
@@ -120,7 +120,9 @@ class Node:
         self.process: Process | None = None
         self.frozen = False
         self.extra: dict[str, str] = {}
-        self.shim: FlushShim | None = None
+        self.shim: LibcShim | None = None
+        self.log_directory = "commitlog"
+        """Below its root."""
         self._namesrv = namesrv
         self._directory = root
 
@@ -134,7 +136,7 @@ class Node:
 
     @property
     def commitlog(self) -> Path:
-        return self.root / "commitlog"
+        return self.root / self.log_directory
 
     def launch(self, shape: Shape) -> None:
         """Starts the process; it is not up yet."""
@@ -287,7 +289,7 @@ class Cluster:
     # -- processes -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Everything, level; the topic is there before the slaves, which copy topics when they start."""
+        """Everything, level, and every broker has the topics."""
         if self.shape.links == "proxy":
             for node in self.nodes:
                 proxy = LinkProxy((node.ip, node.port + 1))
@@ -305,18 +307,25 @@ class Cluster:
                 self.disks.append(disk)
                 node.root = disk.store
             if self.shape.shim:
-                node.shim = FlushShim(self.root / f"{node.name}.shim")
+                node.shim = LibcShim(self.root / f"{node.name}.shim")
         for namesrv in self.namesrvs:
             await self._booted(namesrv.launch())
+        await self.start_brokers()
+        await self.until(self.is_caught_up, "the cluster is level at its start", 30.0)
+
+    async def start_brokers(self) -> None:
+        """The topics are there before the slaves, which copy them when they start."""
         await self.run(self.nodes[0])
-        for topic in (TOPIC, *self.shape.clients):
-            header = CreateTopicHeader(topic, "TBW102", QUEUES, QUEUES, 6)
-            await self.call(self.nodes[0].addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self.create_topics(self.nodes[0])
         for node in self.nodes[1:]:
             node.launch(self.shape)
         for node in self.nodes[1:]:
             await self.booted(node)
-        await self.until(self.is_caught_up, "the cluster is level at its start", 30.0)
+
+    async def create_topics(self, master: Node) -> None:
+        for topic in (TOPIC, *self.shape.clients):
+            header = CreateTopicHeader(topic, "TBW102", QUEUES, QUEUES, 6)
+            await self.call(master.addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     async def run(self, node: Node) -> None:
         """Starts a broker; returns when it is up."""
@@ -398,10 +407,10 @@ class Cluster:
         return {node.name: body for node, body in zip(self.nodes, bodies, strict=True)}
 
     async def master(self) -> Node | None:
-        """Who is the master of the newest epoch, and takes messages."""
+        """Who is the master of the newest epoch, or of a group's newest term, and takes messages."""
         said = await self.lineages()
         masters = [
-            (body.epoch, node)
+            (max(body.epoch, body.group_epoch), node)
             for node in self.nodes
             if (body := said[node.name]) is not None
             and body.is_master
@@ -482,7 +491,7 @@ class Cluster:
                 epochs = " ".join(f"{one.epoch}@{one.start}" for one in body.epochs)
                 state = (
                     f"{body.role} ({body.role_from}) log {body.log_start}..{body.log_end} epochs {epochs}"
-                    f" held={body.held!r} changing={body.changing} master={body.master_addr}"
+                    f" held={body.held!r} changing={body.changing} master={body.master_addr} {body.role_why}"
                 )
             lines.append(f"{node.name} {node.addr}{' frozen' if node.frozen else ''}: {state}")
         return "\n".join(lines)

@@ -23,9 +23,7 @@ from tests.chaos.proc_faults import Fault, Scene, Span, a_slave, promote_furthes
 BROKEN_S = 20.0
 HANG_FACTOR = 3
 # Where a store's flushes fail: "" is everywhere.
-FLUSHED = ("", "/commitlog/", "/commitlog/", "/consumequeue/", "/index/", "/config/", "/lineage/")
-# Those that a SYNC_FLUSH broker's OK stands on.
-LOG = ("", "/commitlog/")
+FLUSHED = ("", "/{log}/", "/{log}/", "/consumequeue/", "/index/", "/config/", "/lineage/")
 
 
 def disk_of(cluster: Cluster, node: Node) -> Disk:
@@ -122,12 +120,14 @@ async def _flushes_fail(scene: Scene, node: Node, what: str) -> None:
     """Once the log could not be flushed the broker takes nothing more of it for true: it starts anew."""
     cluster, rng = scene.cluster, scene.rng
     assert node.shim is not None
-    words = rng.choice(FLUSHED)
+    words = rng.choice(FLUSHED).format(log=node.log_directory)
+    # What a SYNC_FLUSH broker's OK stands on.
+    is_log = words in ("", f"/{node.log_directory}/")
     span = Span(scene, what, f"{node.name} {words}".strip())
     failed = node.shim.failed
     master = await cluster.the_master()
     node.shim.fail(words)
-    if words in LOG and cluster.shape.flush == "SYNC_FLUSH":
+    if is_log and cluster.shape.flush == "SYNC_FLUSH":
         body = await cluster.lineage(master)
         if body is not None:
             scene.history.unflushed[node.name] = body.log_end

@@ -265,7 +265,7 @@ async def switchover(scene: Scene) -> None:
     span = Span(scene, "switchover", master.name)
     for node in cluster.nodes:
         if node is not master:
-            _forget_reports(cluster, node)
+            forget_reports(cluster, node)
     try:
         done = await cluster.ask(
             master.addr,
@@ -350,7 +350,7 @@ async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:
     history.replaced_by(new.name)
     if len(cluster.nodes) > 2:
         span.healed()
-    _forget_reports(cluster, new)
+    forget_reports(cluster, new)
     header = PromoteHeader(min_epoch=epoch, why="chaos")
     body = await _promoted(cluster, new, header)
     start = body.epochs[-1].start if body.epochs else -1
@@ -398,7 +398,7 @@ async def turned(cluster: Cluster, new: Node, epoch: int) -> None:
     await cluster.until(is_master, f"{new.name} is the master", PROMOTE_S)
 
 
-def _forget_reports(cluster: Cluster, new: Node) -> None:
+def forget_reports(cluster: Cluster, new: Node) -> None:
     """What slaves reported to it when it was a master before, was of bytes that may be gone."""
     if (proxy := cluster.proxies.get(new.name)) is not None:
         proxy.acknowledged = -1

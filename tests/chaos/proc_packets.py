@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from tests.chaos.netns import Hosts
-from tests.chaos.proc_cluster import Cluster, Node
+from tests.chaos.proc_cluster import Cluster, NameServer, Node
 from tests.chaos.proc_faults import Fault, Scene, Span
 
 Way = tuple[int, int]
@@ -112,10 +112,10 @@ async def host_slow(scene: Scene) -> None:
     span.healed()
 
 
-def isolate(cluster: Cluster, inside: Iterable[Node]) -> None:
-    """Those brokers hear each other, and nobody else but clients."""
+def isolate(cluster: Cluster, inside: Iterable[Node], namesrvs: Iterable[NameServer] = ()) -> None:
+    """Those brokers and nameservers hear each other, and nobody else but clients."""
     hosts = hosts_of(cluster)
-    here = {node.number for node in inside}
+    here = {node.number for node in inside} | {len(cluster.nodes) + one.number for one in namesrvs}
     there = set(range(len(hosts.names))) - here
     for one, other in itertools.product(here, there):
         hosts.lose(one, other)

@@ -26,9 +26,11 @@ from tests.chaos.history import (
     FinalRecord,
     Invoked,
     Promised,
+    ReadLog,
     Sampled,
     Settled,
     final_log,
+    messages,
 )
 from tests.chaos.proc_clients import Base, History, Traffic
 from tests.chaos.proc_cluster import SEGMENT_BYTES, TOPIC, Cluster, Node, NotSoInTime
@@ -108,6 +110,10 @@ class Play:
     """The rounds of one cluster."""
 
     make_traffic: type[Traffic] = Traffic
+    make_history: type[History] = History
+    read_log: ReadLog = staticmethod(messages)
+    fault_s = FAULT_S
+    """How long a fault lasts, from and to."""
 
     def __init__(
         self,
@@ -130,7 +136,7 @@ class Play:
         rng = random.Random(seed)
         cluster = self.cluster
         steps = schedule(rng, cluster.shape.links) if steps is None else list(steps)
-        history = History(cluster, self._base)
+        history = self.make_history(cluster, self._base)
         flushed = 2 if cluster.shape.flush == "SYNC_FLUSH" else 0
         history.add(Promised(0.0, cluster.shape.copies, flushed))
         self._carry_over(history)
@@ -145,7 +151,7 @@ class Play:
             try:
                 await asyncio.sleep(self._calm_s)
                 for step in steps:
-                    await self._break(Scene(cluster, history, rng, rng.uniform(*FAULT_S)), step)
+                    await self._break(Scene(cluster, history, rng, rng.uniform(*self.fault_s)), step)
                     await asyncio.sleep(rng.uniform(*GAP_S))
                 level_s = await self._calm(history, traffic, further)
             except (NotSoInTime, HAServiceError) as error:
@@ -206,7 +212,8 @@ class Play:
         body = await cluster.lineage(master)
         assert body is not None
         logs = [
-            _log(cluster, node, base, body.log_end, node is master, history.now_s) for node in cluster.nodes
+            _log(cluster, node, base, body.log_end, self.read_log, node is master, history.now_s)
+            for node in cluster.nodes
         ]
         counts = [0] * len(base.queues)
         for record in next(log for log in logs if log.surviving).records:
@@ -241,10 +248,12 @@ class Play:
         )
 
 
-def _log(cluster: Cluster, node: Node, base: Base, end: int, surviving: bool, at_s: float) -> FinalLog:
+def _log(
+    cluster: Cluster, node: Node, base: Base, end: int, read: ReadLog, surviving: bool, at_s: float
+) -> FinalLog:
     """A broker's log from where the round began, with offsets from there."""
     data = cluster.log_bytes(node, end, base.offset)
-    log = final_log(node.name, data, base.offset, SEGMENT_BYTES, at_s=at_s, surviving=surviving)
+    log = final_log(node.name, data, base.offset, SEGMENT_BYTES, read, at_s=at_s, surviving=surviving)
     records = tuple(_moved(one, base) for one in log.records if one.topic == TOPIC)
     digests = {offset - base.offset: digest for offset, digest in log.digests.items()}
     return replace(log, start=0, end=end - base.offset, records=records, digests=digests)

@@ -14,12 +14,13 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 
 from tests.chaos import history as histories
 from tests.chaos.early import ending_on_sigterm
-from tests.chaos.flush_shim import NoShim
+from tests.chaos.libc_shim import NoShim
 from tests.chaos.netns import Hosts, NoHosts, run_loop_in
 from tests.chaos.power_disk import NoDisks
 from tests.chaos.proc_cluster import Cluster, NotSoInTime, Shape
@@ -182,6 +183,36 @@ async def play_seeds(
             shutil.rmtree(root, ignore_errors=True)
 
 
+def play_on_hosts(
+    layer: str,
+    seeds: Sequence[int],
+    rounds_a_cluster: int,
+    hosts_of: Callable[[int], int],
+    play: Callable[[Path, Hosts, list[int]], Coroutine[None, None, int]],
+    report: Report,
+) -> None:
+    """`play(root, hosts, some seeds)` plays those with one cluster, and says how many it has played.
+
+    `hosts_of(seed)` says how many hosts it takes.  The report says why not where something is missing.
+    """
+    directory, left = Path(tempfile.mkdtemp(prefix=f"chaos-{layer}-")), list(seeds)
+    try:
+        with ending_on_sigterm():
+            while left:
+                some = [one for one in left if one // rounds_a_cluster == left[0] // rounds_a_cluster]
+                hosts = Hosts(hosts_of(some[0]))
+                try:
+                    root = directory / f"seed-{some[0]}"
+                    left = left[run_loop_in(hosts.hub, partial(play, root, hosts, some)) :]
+                finally:
+                    hosts.close()
+    except (NoHosts, Left) as error:
+        report.absent(layer, str(error))
+    finally:
+        if not any(directory.iterdir()):
+            directory.rmdir()
+
+
 class Teller:
     """What the rounds of a layer were, into its report."""
 
@@ -284,6 +315,17 @@ class Teller:
                 lines.append(f"and {count - VERDICTS_SHOWN} more: {violation}")
         lines += [f"--- {node.name}\n{node.tail()}" for node in cluster.nodes]
         self.report.failure(self._layer, seed, "\n".join(lines), self._repeat(seed, kind))
+
+
+class FaultTeller(Teller):
+    """Of a layer whose rounds may be those of some faults only."""
+
+    def __init__(self, layer: str, report: Report, rounds: int, only: Sequence[str]) -> None:
+        super().__init__(layer, report, rounds)
+        self.only = only
+
+    def option(self, kind: str) -> str:
+        return "".join(f' --only "{name}"' for name in self.only)
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.chaos import processes
 from tests.chaos.checker import Violation
-from tests.chaos.flush_shim import FlushShim, NoShim
+from tests.chaos.libc_shim import LibcShim, NoShim
 from tests.chaos.netns import Hosts, NoHosts, run_in
 from tests.chaos.power_disk import NoDisks
 from tests.chaos.proc_cluster import Cluster, Shape
@@ -157,7 +157,7 @@ def test_rounds_that_are_interrupted_leave_no_process_and_no_file(tmp_path: Path
 
 def test_flushes_fail_while_a_file_says_so(tmp_path: Path) -> None:
     try:
-        shim = FlushShim(tmp_path / "fails")
+        shim = LibcShim(tmp_path / "fails")
     except NoShim as error:
         pytest.skip(str(error))
     code = """if True:

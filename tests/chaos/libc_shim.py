@@ -1,17 +1,21 @@
-"""Flushes that fail when a test says so: a shared library that a broker of ours is started with.
+"""Flushes that fail and clocks that jump when a test says so: a library that a broker of ours is started with.
 
-    LD_PRELOAD=flush_shim.so ── fsync, fdatasync ──▶ libc          while no file lies at CHAOS_FLUSH_FAILS
-                                                └──▶ EIO           while one does; each one adds a byte to it
+    LD_PRELOAD=libc_shim.so ── fsync, fdatasync ──▶ libc          while no file lies at CHAOS_FLUSH_FAILS
+                            │                   └──▶ EIO          while one does; each one adds a byte to it
+                            └─ clock_gettime(CLOCK_REALTIME), gettimeofday, time ──▶ libc's + CHAOS_CLOCK's 8 bytes
 
 It is compiled at the time of the test, from the source below; the product knows nothing of it.  The words of
 the file say which files' flushes fail: those whose path has them in it.  What was written stays in the page
 cache, unlike after an error of a real drive, which may leave pages that are clean and were never stored.
+
+Only the clock of the day jumps: CLOCK_MONOTONIC never does.  Times of files are the kernel's, and stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import struct
 import tempfile
 from pathlib import Path
 
@@ -25,8 +29,12 @@ _SOURCE = r"""
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Whether this file's flush is to fail now; noted, by one byte, in NAME.count. */
@@ -66,18 +74,59 @@ int fdatasync(int fd) {
     if (fails(fd)) { errno = EIO; return -1; }
     return real(fd);
 }
+
+/* Microseconds that the clock is set forward; a file of 8 bytes, which the test writes. */
+static const volatile int64_t *ahead_us;
+
+__attribute__((constructor)) static void map_clock(void) {
+    const char *name = getenv("CHAOS_CLOCK");
+    int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return;
+    void *place = mmap(0, sizeof *ahead_us, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (place != MAP_FAILED) ahead_us = place;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int said = real(clock, now);
+    if (said || !ahead_us || (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE)) return said;
+    int64_t us = *ahead_us + now->tv_nsec / 1000;
+    now->tv_nsec %= 1000;
+    int64_t seconds = us / 1000000 - (us % 1000000 < 0);
+    now->tv_sec += seconds;
+    now->tv_nsec += (us - seconds * 1000000) * 1000;
+    return 0;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+    struct timespec found;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &found);
+    now->tv_sec = found.tv_sec;
+    now->tv_usec = found.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *place) {
+    struct timespec found;
+    clock_gettime(CLOCK_REALTIME, &found);
+    if (place) *place = found.tv_sec;
+    return found.tv_sec;
+}
 """
 
 
 class NoShim(Exception):
-    """Flushes cannot be made to fail here; the text says why."""
+    """Flushes and clocks cannot be made to fail here; the text says why."""
 
 
 @functools.cache
 def library() -> Path:
     """The compiled library, one for the life of this process.  Raises NoShim."""
     directory = _scratch().name
-    source, built = Path(directory) / "flush_shim.c", Path(directory) / "flush_shim.so"
+    source, built = Path(directory) / "libc_shim.c", Path(directory) / "libc_shim.so"
     source.write_text(_SOURCE)
     words = ["-shared", "-fPIC", "-O1", "-o", str(built), str(source), "-ldl"]
     try:
@@ -92,14 +141,20 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="chaos-shim-")
 
 
-class FlushShim:
-    """The flushes of one broker; `control` is a path of its own."""
+class LibcShim:
+    """The flushes and the clock of one broker; `control` is a path of its own."""
 
     def __init__(self, control: Path) -> None:
         """Raises NoShim."""
         self._control = control
         self._count = control.with_name(control.name + ".count")
-        self.env = {"LD_PRELOAD": str(library()), "CHAOS_FLUSH_FAILS": str(control)}
+        self._clock = control.with_name(control.name + ".clock")
+        self.set_clock_ahead(0.0)
+        self.env = {
+            "LD_PRELOAD": str(library()),
+            "CHAOS_FLUSH_FAILS": str(control),
+            "CHAOS_CLOCK": str(self._clock),
+        }
 
     def fail(self, words: str = "") -> None:
         """From now on, for files with `words` in their path; "" for all."""
@@ -107,7 +162,14 @@ class FlushShim:
         fresh.write_text(words)
         fresh.rename(self._control)
 
+    def set_clock_ahead(self, seconds: float) -> None:
+        """The clock of the day jumps to where it is ahead of the machine's by so much; behind, if it is negative."""
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(struct.pack("=q", round(seconds * 1_000_000)))
+
     def heal(self) -> None:
+        """Flushes succeed again, and the clock is the machine's."""
+        self.set_clock_ahead(0.0)
         with contextlib.suppress(FileNotFoundError):
             self._control.unlink()
 
