@@ -20,6 +20,7 @@ import random
 import struct
 import subprocess
 import time
+from collections import defaultdict
 from pathlib import Path
 
 _FREEZE, _THAW = 0xC0045877, 0xC0045878  # FIFREEZE, FITHAW
@@ -156,12 +157,12 @@ class Disk:
         return written
 
     def _newest(self) -> list[Path]:
-        """The last file of every directory of the store."""
-        newest: dict[Path, Path] = {}
+        """The last two files of every directory of the store: the last one may have been made ahead."""
+        paths: defaultdict[Path, list[Path]] = defaultdict(list)
         for path in sorted(self.store.rglob("*")):
             if path.is_file():
-                newest[path.parent] = path
-        return list(newest.values())
+                paths[path.parent].append(path)
+        return [path for some in paths.values() for path in some[-2:]]
 
     def fill(self) -> None:
         """No byte is left."""
