@@ -25,6 +25,7 @@ from tests.chaos.proc_packets import HOST_FAULTS, ONE_WAY_FAULTS, hosts_of, isol
 
 JUMPS_S = (-86_400.0, -600.0, -3.0, -0.5, 0.5, 3.0, 600.0, 86_400.0)
 MASTER_S = 30.0
+FLUSHES_LATE_S = (0.0, 0.02, 0.1, 0.3)
 
 
 def group_of(scene: Scene) -> GroupCluster:
@@ -147,7 +148,21 @@ class GroupMachines(Machines):
         nodes = await _others(scene, group_of(scene).majority - 1)
         await self.cut(scene, "power cut of majority", [await scene.cluster.the_master(), *nodes])
 
+    async def cut(self, scene: Scene, what: str, nodes: Sequence[Node]) -> None:
+        """Often while flushes take long, so that much is written that no disk has yet."""
+        late_s = scene.rng.choice(FLUSHES_LATE_S)
+        self._delay_flushes(scene, late_s)
+        await asyncio.sleep(2 * late_s)
+        await super().cut(scene, what, nodes)
+
+    @staticmethod
+    def _delay_flushes(scene: Scene, seconds: float) -> None:
+        for node in scene.cluster.nodes:
+            assert node.shim is not None
+            node.shim.delay_flushes(seconds)
+
     async def while_off(self, scene: Scene, nodes: Sequence[Node]) -> None:
+        self._delay_flushes(scene, 0.0)
         cluster = group_of(scene)
         can_elect = len(cluster.nodes) - len(nodes) >= cluster.majority
         is_sync = cluster.shape.flush == "SYNC_FLUSH"

@@ -1,8 +1,9 @@
-"""Flushes that fail and clocks that jump when a test says so: a library that a broker of ours is started with.
+"""Flushes that fail or are late, and clocks that jump, when a test says so: a library that brokers are started with.
 
-    LD_PRELOAD=libc_shim.so ── fsync, fdatasync ──▶ libc          while no file lies at CHAOS_FLUSH_FAILS
+    LD_PRELOAD=libc_shim.so ── fsync, fdatasync ──▶ libc, late    while no file lies at CHAOS_FLUSH_FAILS
                             │                   └──▶ EIO          while one does; each one adds a byte to it
-                            └─ clock_gettime(CLOCK_REALTIME), gettimeofday, time ──▶ libc's + CHAOS_CLOCK's 8 bytes
+                            └─ clock_gettime(CLOCK_REALTIME), gettimeofday, time ──▶ libc's, and so far ahead
+                               how late, how far ahead: 8 bytes of microseconds each, in the file CHAOS_TIMES
 
 It is compiled at the time of the test, from the source below; the product knows nothing of it.  The words of
 the file say which files' flushes fail: those whose path has them in it.  What was written stays in the page
@@ -22,6 +23,7 @@ from pathlib import Path
 from tests.support.c_compiler import NoCompiler, compile_c
 
 COMPILE_S = 60.0
+_TIMES = struct.Struct("=qq")
 
 _SOURCE = r"""
 #define _GNU_SOURCE
@@ -36,6 +38,25 @@ _SOURCE = r"""
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+/* What the test writes into CHAOS_TIMES. */
+static const volatile struct { int64_t flush_late_us, clock_ahead_us; } *times;
+
+__attribute__((constructor)) static void map_times(void) {
+    const char *name = getenv("CHAOS_TIMES");
+    int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return;
+    void *place = mmap(0, sizeof *times, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (place != MAP_FAILED) times = place;
+}
+
+/* Before a flush. */
+static void be_late(void) {
+    int64_t us = times ? times->flush_late_us : 0;
+    struct timespec rest = {us / 1000000, us % 1000000 * 1000};
+    if (us > 0) nanosleep(&rest, 0);
+}
 
 /* Whether this file's flush is to fail now; noted, by one byte, in NAME.count. */
 static int fails(int fd) {
@@ -65,6 +86,7 @@ int fsync(int fd) {
     static int (*real)(int);
     if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     if (fails(fd)) { errno = EIO; return -1; }
+    be_late();
     return real(fd);
 }
 
@@ -72,27 +94,16 @@ int fdatasync(int fd) {
     static int (*real)(int);
     if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
     if (fails(fd)) { errno = EIO; return -1; }
+    be_late();
     return real(fd);
-}
-
-/* Microseconds that the clock is set forward; a file of 8 bytes, which the test writes. */
-static const volatile int64_t *ahead_us;
-
-__attribute__((constructor)) static void map_clock(void) {
-    const char *name = getenv("CHAOS_CLOCK");
-    int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0) return;
-    void *place = mmap(0, sizeof *ahead_us, PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-    if (place != MAP_FAILED) ahead_us = place;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int said = real(clock, now);
-    if (said || !ahead_us || (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE)) return said;
-    int64_t us = *ahead_us + now->tv_nsec / 1000;
+    if (said || !times || (clock != CLOCK_REALTIME && clock != CLOCK_REALTIME_COARSE)) return said;
+    int64_t us = times->clock_ahead_us + now->tv_nsec / 1000;
     now->tv_nsec %= 1000;
     int64_t seconds = us / 1000000 - (us % 1000000 < 0);
     now->tv_sec += seconds;
@@ -148,12 +159,13 @@ class LibcShim:
         """Raises NoShim."""
         self._control = control
         self._count = control.with_name(control.name + ".count")
-        self._clock = control.with_name(control.name + ".clock")
-        self.set_clock_ahead(0.0)
+        self._times = control.with_name(control.name + ".times")
+        self._late_s = self._ahead_s = 0.0
+        self._times.write_bytes(bytes(_TIMES.size))
         self.env = {
             "LD_PRELOAD": str(library()),
             "CHAOS_FLUSH_FAILS": str(control),
-            "CHAOS_CLOCK": str(self._clock),
+            "CHAOS_TIMES": str(self._times),
         }
 
     def fail(self, words: str = "") -> None:
@@ -164,12 +176,22 @@ class LibcShim:
 
     def set_clock_ahead(self, seconds: float) -> None:
         """The clock of the day jumps to where it is ahead of the machine's by so much; behind, if it is negative."""
-        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
-            file.write(struct.pack("=q", round(seconds * 1_000_000)))
+        self._ahead_s = seconds
+        self._tell_times()
+
+    def delay_flushes(self, seconds: float) -> None:
+        """Each of them takes so much longer from now on."""
+        self._late_s = seconds
+        self._tell_times()
+
+    def _tell_times(self) -> None:
+        with self._times.open("r+b") as file:
+            file.write(_TIMES.pack(round(self._late_s * 1_000_000), round(self._ahead_s * 1_000_000)))
 
     def heal(self) -> None:
-        """Flushes succeed again, and the clock is the machine's."""
-        self.set_clock_ahead(0.0)
+        """Flushes succeed at once again, and the clock is the machine's."""
+        self._late_s = self._ahead_s = 0.0
+        self._tell_times()
         with contextlib.suppress(FileNotFoundError):
             self._control.unlink()
 

@@ -4,7 +4,7 @@
                     nameservers each broker to each of them through one more
     links "netns"   each broker a host of its own, see netns.py; so is each nameserver, if hosts are left
     disks           each store on a small file system of its own, see power_disk.py
-    shim            flushes of the brokers can be made to fail, and their clocks to jump, see libc_shim.py
+    shim            flushes of the brokers can fail or be late, and their clocks jump, see libc_shim.py
 
 A Cluster belongs to one asyncio loop.  close() ends every process and host, and says nothing of files: they
 lie below `root` until someone removes them.
