@@ -339,9 +339,10 @@ class BrokerNode:
         if count % EXPIRE_EVERY_TICKS == 0:
             parts.clients.expire(time.monotonic())
             parts.tables.filters.expire()
-        self.health.dispatch_is(parts.store.dispatcher.trouble, parts.store.dispatcher.failed)
+        trouble = parts.store.dispatcher.trouble
+        self.health.dispatch_is(trouble, parts.store.dispatcher.failed)
         if self._member is not None:
-            self._member.unwell(self.health.why_vital)
+            self._member.unwell(self.health.why_vital or trouble or "")
 
     # Stopping
 

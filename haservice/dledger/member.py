@@ -61,7 +61,10 @@ class PeerProgress(NamedTuple):
 
 
 class DLedgerMember:
-    """`term` and `vote` are what SaveTerm saved last; `committed_index` is a checkpoint_index of before, or -1."""
+    """`term` and `vote` are what SaveTerm saved last; `committed_index` is a checkpoint_index of before, or -1.
+
+    `asked` is that of the member that this process had before: answers to its questions are none to this one's.
+    """
 
     def __init__(
         self,
@@ -71,10 +74,11 @@ class DLedgerMember:
         term: int = 0,
         vote: str | None = None,
         committed_index: int = -1,
+        asked: int = 0,
         source: random.Random,
     ) -> None:
         self.state = state = TermState(
-            settings, log, term=term, vote=vote, committed_index=committed_index, source=source
+            settings, log, term=term, vote=vote, committed_index=committed_index, asked=asked, source=source
         )
         self._elector = LeaderElector(state)
         self._appends = PendingAppends(state)
@@ -103,6 +107,11 @@ class DLedgerMember:
     def committed_index(self) -> int:
         """Up to here consumers may read."""
         return self.state.committed_index
+
+    @property
+    def asked(self) -> int:
+        """How many questions it has asked peers; the last one's number."""
+        return self.state.asked
 
     @property
     def checkpoint_index(self) -> int:

@@ -31,6 +31,7 @@ class TermState:
         term: int,
         vote: str | None,
         committed_index: int,
+        asked: int,
         source: random.Random,
     ) -> None:
         self.settings, self.log, self.source = settings, log, source
@@ -43,7 +44,8 @@ class TermState:
         self.on_role: list[Callable[[], None]] = []
         """Called after each change of role, term or leader."""
         self._calls: dict[int, tuple[float, OnAnswer]] = {}
-        self._call = 0
+        self.asked = asked
+        """The number of the last question to a peer."""
         end_term = self.end_term
         if term < end_term:
             # The file with term and vote is older than the log, or lost.  Whom we voted for is not known: nobody else.
@@ -143,9 +145,9 @@ class TermState:
     # -- questions ----------------------------------------------------------------------------------
 
     def ask(self, peer: str, request: MemberMessage, on_answer: OnAnswer) -> None:
-        self._call += 1
-        self._calls[self._call] = (self.now_s + self.settings.rpc_timeout_s, on_answer)
-        self.actions.append(AskPeer(self._call, peer, request))
+        self.asked += 1
+        self._calls[self.asked] = (self.now_s + self.settings.rpc_timeout_s, on_answer)
+        self.actions.append(AskPeer(self.asked, peer, request))
 
     def answered(self, call: int, answer: MemberMessage | None) -> None:
         """An answer to a question that has been given up is nothing."""

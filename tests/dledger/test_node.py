@@ -290,6 +290,29 @@ def test_a_leader_whose_disk_keeps_nothing_acknowledges_nothing_and_another_lead
     assert leader.store.flushed_index == 0
 
 
+def test_a_member_whose_vote_finds_no_room_rests_and_takes_part_again_once_there_is_some(
+    group: Group,
+) -> None:
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    assert leader.append([b"kept"]).result(ANSWER_S).code is OK
+    group.level()
+    names = [name for name, node in group.up.items() if node is not leader]
+    for name in names:
+        group.files[name].fail("rename", errno.ENOSPC)
+    group.stop(group.name(leader))
+    full = [group.up[name] for name in names]
+    wait_until(lambda: any(node.resting for node in full), "the vote of one is not saved")
+    reasons = {node.resting for node in full} - {""}
+    assert all("No space left" in one for one in reasons)
+    for name in names:
+        group.files[name].heal()
+    again = group.leader()
+    assert again.append([b"more"]).result(ANSWER_S).code is OK
+    assert not any(node.resting for node in full)
+    assert group.failures == []
+
+
 def test_a_port_that_is_taken_is_told_by_its_key_and_the_store_is_free_again(group: Group) -> None:
     port = int(group.peers["n0"].rpartition(":")[2])
     with socket.socket() as taken:
@@ -308,8 +331,9 @@ def test_the_owner_hears_that_leadership_is_lost_before_it_hears_what_another_le
     heard: list[object] = []
     made = shell.NodeShell(
         MemberSettings("group", "n0", {"n0": "127.0.0.1:1"}),
-        OneStep([RoleIs(MemberRole.FOLLOWER, 4, "n1"), CommittedTo(7)]),  # type: ignore[arg-type]
+        lambda index, asked: OneStep([RoleIs(MemberRole.FOLLOWER, 4, "n1"), CommittedTo(7)]),  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        committed_index=3,
         appended=lambda: None,
         on_status=lambda status: heard.append((status.role, status.term, status.committed_index)),
         on_failure=heard.append,

@@ -139,7 +139,7 @@ class MajorityKeeper:
             "dLegerCommittedIndex": str(status.committed_index),
             "dLegerEndIndex": str(member.node.store.end_index),
             "dLegerEntriesBehind": " ".join(f"{peer}:{lag}" for peer, lag in behind.items()),
-            "dLegerTrouble": member.failure,
+            "dLegerTrouble": member.failure or member.node.resting,
         }
 
     def _why(self) -> str:

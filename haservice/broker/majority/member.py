@@ -151,6 +151,8 @@ class BrokerMember:
         attached, status = self._attached, self.node.status
         if self.failure:
             return f"this broker's member of its group has ended: {self.failure}"
+        if self.node.resting:
+            return f"this broker's member of its group rests for a while: {self.node.resting}"
         if attached is not None and attached.office is not None and status.role is MemberRole.LEADER:
             if status.term == attached.office:
                 return None

@@ -85,14 +85,6 @@ class DLedgerNode:
             self.store.close(clean=False)
             raise
         self._log = StoredLog(self.store, sync=sync, stamp=stamp)
-        self._member = DLedgerMember(
-            settings,
-            self._log,
-            term=self._term_file.now.term,
-            vote=self._term_file.now.vote,
-            committed_index=self.store.committed_index,
-            source=random.Random(),
-        )
         self._flusher = EntryFlusher(
             self.store,
             lambda: self.status.committed_index,
@@ -102,8 +94,9 @@ class DLedgerNode:
         )
         self._shell = NodeShell(
             settings,
-            self._member,
+            self._make_member,
             self._term_file,
+            committed_index=self.store.committed_index,
             appended=self._flusher.appended,
             on_status=on_status,
             on_failure=functools.partial(on_failure, "dledger-loop"),
@@ -112,6 +105,18 @@ class DLedgerNode:
         self._server = RemotingServer((), thread_name="dledger-loop")
         self._flush_service = Service("dledger-flush", self._flusher, on_failure)
         self._started = False
+
+    def _make_member(self, committed_index: int, asked: int) -> DLedgerMember:
+        saved = self._term_file.now
+        return DLedgerMember(
+            self._settings,
+            self._log,
+            term=saved.term,
+            vote=saved.vote,
+            committed_index=committed_index,
+            asked=asked,
+            source=random.Random(),
+        )
 
     # -- start and stop -----------------------------------------------------------------------------
 
@@ -158,6 +163,11 @@ class DLedgerNode:
     @property
     def status(self) -> NodeStatus:
         return self._shell.status
+
+    @property
+    def resting(self) -> str:
+        """Why this member takes no part for a while; "" if it does."""
+        return self._shell.resting
 
     def append(self, bodies: Sequence[bytes]) -> Future[Placed]:
         """All of `bodies`, or nothing.  SUCCESS: a majority has them durably.  It is answered within wait_ack_max_s."""

@@ -8,7 +8,8 @@
 A step is taken under the shell's lock.  What it wants sent goes through the box of a PeerCalls, so that it is sent in
 the order of the steps, whoever took them.  Pushes go by the loop that the broker above has lent, if it has.
 
-If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.
+If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.  For want
+of room for a vote it only rests, and begins again from what its files have, as a process that is started again does.
 Bounds: appends, pushes and answers that wait are the member's; a turn's events are what its sockets gave it.
 """
 
@@ -47,6 +48,7 @@ from haservice.dledger.events import (
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest
 from haservice.dledger.node.peer_calls import PeerCalls
+from haservice.dledger.node.stored_log import NO_ROOM
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import read_request
 from haservice.errors import ProtocolError, RequestError
@@ -56,6 +58,8 @@ from haservice.remoting.connection import Connection, Outcome
 
 logger = logging.getLogger(__name__)
 
+# So long a member rests that had no room for its vote.
+REST_S = 2.0
 # The member is given the time at least so often.
 TURN_S_MAX = 5.0
 # A deadline is looked at when it is over, not a moment before.
@@ -102,25 +106,32 @@ class PlacedNow:
         self.code = DLedgerResponseCode.TERM_CHANGED
 
 
+class _NoRoom(Exception):
+    """The disk is full; the text says for what."""
+
+
 class NodeShell:
     """From begin() on used on the loop's thread; place(), `status` and peers() are for all.
 
-    `on_status` and `on_committed` are called under the lock: they wait for nothing, and do not call the shell.
+    `make_member(committed_index, asked)` makes one from what the files have.  `on_status` and `on_committed` are called
+    under the lock: they wait for nothing, and do not call the shell.
     """
 
     def __init__(
         self,
         settings: MemberSettings,
-        member: DLedgerMember,
+        make_member: Callable[[int, int], DLedgerMember],
         term_file: TermFile,
         *,
+        committed_index: int,
         appended: Callable[[], None],
         on_status: Callable[[NodeStatus], None],
         on_failure: Callable[[BaseException], None],
         on_committed: Callable[[int], None] = lambda index: None,
     ) -> None:
         self._settings = settings
-        self._member = member
+        self._make_member = make_member
+        self._member = make_member(committed_index, 0)
         self._term_file = term_file
         self._appended = appended
         self._on_status = on_status
@@ -134,6 +145,8 @@ class NodeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: set[WaitingAppend | Future[DLedgerResponseCode]] = set()
         self._closed: str | None = "it has not begun"
+        self.resting = ""
+        """Why the member takes no part for a while; "" if it does not rest."""
         self.status = self._status()
 
     async def begin(self) -> None:
@@ -244,6 +257,8 @@ class NodeShell:
                 self._act(action)
             self._appended()
             self._due_s = self._member.next_due_s
+        except _NoRoom as error:
+            self._rest(str(error))
         except Exception as error:
             logger.exception("member ends id=%s", self._settings.self_id)
             self.end(f"{type(error).__name__}: {error}")
@@ -269,7 +284,7 @@ class NodeShell:
     def _act(self, action: MemberAction) -> None:
         match action:
             case SaveTerm(term, vote):
-                self._term_file.save(term, vote)
+                self._save(term, vote)
             case AskPeer(_, _, PushEntryRequest()) if self._lent is not None:
                 self._lent.put(action)
             case AskPeer() | AnswerAsked():
@@ -302,7 +317,37 @@ class NodeShell:
             case _:
                 raise AssertionError(f"no such action: {action}")
 
-    # -- the end ------------------------------------------------------------------------------------
+    def _save(self, term: int, vote: str | None) -> None:
+        try:
+            self._term_file.save(term, vote)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise _NoRoom(f"the vote of term {term} is not saved: {error}") from error
+            raise
+
+    # -- rest and end -------------------------------------------------------------------------------
+
+    def _rest(self, reason: str) -> None:
+        """Nothing was promised that is not saved, so all that was about to happen may be forgotten."""
+        logger.error("member rests id=%s again_s=%g reason=%s", self._settings.self_id, REST_S, reason)
+        self.end(reason)
+        self.resting = reason
+        self._on_status(self.status)
+        self._calls.call(self._wait_for_room)
+
+    def _wait_for_room(self) -> None:
+        asyncio.get_running_loop().call_later(REST_S, self._begin_again)
+
+    def _begin_again(self) -> None:
+        with self._lock:
+            if not self.resting:
+                return
+            # Answers to what the old member has asked still come: the new one asks by other numbers.
+            self._member = self._make_member(self.status.committed_index, self._member.asked)
+            self.resting, self._closed = "", None
+            self.status = self._status()
+            self._on_status(self.status)
+        self.post(TimePassed())
 
     def end(self, reason: str) -> None:
         """No step from now on; whoever waits is told.  May be called twice, on the loop or under the lock."""
@@ -317,6 +362,7 @@ class NodeShell:
         """Ends its calls, and the client's connections."""
         with self._lock:
             self.end("shut down")
+            self.resting = ""
         if self._timer is not None:
             self._timer.cancel()
         await self._calls.close()

@@ -26,7 +26,8 @@ from haservice.dledger.entry_log import (
 from haservice.dledger.ledger_run import LedgerRun, to_ledger_entry, to_log_entry
 from haservice.dledger.messages import LedgerEntry
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What the system says of a full disk.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # A member whose disk was full does not stand for so long; then it counts as writable until an append fails again.
 FULL_FOR_S = 10.0
 RECENT_BYTES_MAX = 4 << 20
@@ -172,7 +173,7 @@ class StoredLog:
         try:
             yield
         except LogNotWritable as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 self._full_until_s = self._now() + FULL_FOR_S
                 raise EntryLogFull(error.reason) from error
             raise EntryLogError(error.reason) from error
