@@ -232,6 +232,8 @@ class NameServer:
 class Cluster:
     """Made, started, asked, closed."""
 
+    disk_mb = DISK_MB
+
     def __init__(self, root: Path, shape: Shape, hosts: Hosts | None = None) -> None:
         """With links "netns" the caller makes the hosts, lives in their hub, and closes them."""
         root.mkdir(parents=True, exist_ok=True)
@@ -303,7 +305,7 @@ class Cluster:
                     self.name_links[node.number, namesrv.number] = link
         for node in self.nodes:
             if self.shape.disks:
-                disk = await asyncio.to_thread(Disk, self.root / f"disk{node.number}", DISK_MB)
+                disk = await asyncio.to_thread(Disk, self.root / f"disk{node.number}", self.disk_mb)
                 self.disks.append(disk)
                 node.root = disk.store
             if self.shape.shim:
