@@ -284,6 +284,20 @@ def test_a_leader_that_should_not_lead_refuses_sends_and_turns(
     following.stop()
 
 
+def test_a_leader_whose_queues_find_no_room_leaves_office_while_the_log_has_some(
+    node: BrokerNode, member: BrokerMember, tmp_path: Path
+) -> None:
+    """A file stands for a full disk: the log is written to a file that was made before."""
+    blocked = tmp_path / "consumequeue" / "T"
+    blocked.write_bytes(b"")
+    with BlockingClient() as client:
+        send(client, addr_of(node), "T", b"one")
+    wait_until(lambda: node.restart is not None, "it turns")
+    assert member.office is None
+    assert not member.is_leader
+    blocked.unlink()
+
+
 def test_delayed_sent_back_and_transactional_messages_go_through_the_group(node: BrokerNode) -> None:
     addr = addr_of(node)
 
