@@ -33,10 +33,10 @@ def group_of(scene: Scene) -> GroupCluster:
     return scene.cluster
 
 
-async def _others(scene: Scene, count: int) -> list[Node]:
-    """So many slaves."""
+async def _with_master(scene: Scene, slaves: int) -> list[Node]:
+    """The master, and so many others."""
     master = await scene.cluster.the_master()
-    return scene.rng.sample([node for node in scene.cluster.nodes if node is not master], count)
+    return [master, *scene.rng.sample([node for node in scene.cluster.nodes if node is not master], slaves)]
 
 
 async def _launch(scene: Scene, nodes: Sequence[Node]) -> None:
@@ -74,7 +74,7 @@ async def kill_two_masters(scene: Scene) -> None:
 
 
 async def kill_majority(scene: Scene) -> None:
-    nodes = [await scene.cluster.the_master(), *await _others(scene, group_of(scene).majority - 1)]
+    nodes = await _with_master(scene, group_of(scene).majority - 1)
     span = Span(scene, "kill majority", " ".join(node.name for node in nodes))
     for node in nodes:
         node.kill()
@@ -90,9 +90,9 @@ async def minority_alone(scene: Scene) -> None:
     """It has a nameserver, and clients that ask that one; mostly the master is in it."""
     cluster, rng = group_of(scene), scene.rng
     count = len(cluster.nodes) - cluster.majority
-    slaves = await _others(scene, count)
     has_master = rng.random() < 0.7
-    inside = [await cluster.the_master(), *slaves[1:]] if has_master else slaves
+    nodes = await _with_master(scene, count)
+    inside = nodes[:-1] if has_master else nodes[1:]
     what = "minority with the master alone" if has_master else "minority of slaves alone"
     span = Span(scene, what, " ".join(node.name for node in inside))
     isolate(cluster, inside, cluster.namesrvs[1:])
@@ -141,12 +141,11 @@ class GroupMachines(Machines):
     async def cut_minority(self, scene: Scene) -> None:
         """The master and, of five, a slave."""
         count = len(scene.cluster.nodes) - group_of(scene).majority
-        nodes = [await scene.cluster.the_master(), *await _others(scene, count - 1)]
-        await self.cut(scene, "power cut of minority", nodes)
+        await self.cut(scene, "power cut of minority", await _with_master(scene, count - 1))
 
     async def cut_majority(self, scene: Scene) -> None:
-        nodes = await _others(scene, group_of(scene).majority - 1)
-        await self.cut(scene, "power cut of majority", [await scene.cluster.the_master(), *nodes])
+        nodes = await _with_master(scene, group_of(scene).majority - 1)
+        await self.cut(scene, "power cut of majority", nodes)
 
     async def cut(self, scene: Scene, what: str, nodes: Sequence[Node]) -> None:
         """Often while flushes take long, so that much is written that no disk has yet."""

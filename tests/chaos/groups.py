@@ -42,7 +42,7 @@ def shape_of(seed: int) -> Shape:
 
 
 def name_of(shape: Shape) -> str:
-    return f"of {shape.brokers}"
+    return f"{shape.brokers} brokers"
 
 
 def steps_of(seed: int, shape: Shape, only: Sequence[str] = ()) -> list[tuple[str, ...]]:
