@@ -19,7 +19,7 @@ from tests.chaos.auto_faults import another
 from tests.chaos.group_cluster import GroupCluster
 from tests.chaos.power_faults import Machines
 from tests.chaos.proc_cluster import Node
-from tests.chaos.proc_disks import DISK_FAULTS, FLUSH_FAULTS
+from tests.chaos.proc_disks import DISK_FAULTS, FLUSH_FAULTS, disk_of
 from tests.chaos.proc_faults import PROCESS_FAULTS, Fault, Scene, Span, a_slave
 from tests.chaos.proc_packets import HOST_FAULTS, ONE_WAY_FAULTS, hosts_of, isolate
 
@@ -98,6 +98,24 @@ async def minority_alone(scene: Scene) -> None:
     isolate(cluster, inside, cluster.namesrvs[1:])
     await asyncio.sleep(scene.seconds)
     hosts_of(cluster).heal()
+    span.healed()
+
+
+# -- disks -------------------------------------------------------------------------------------------
+
+
+async def disks_of_majority_full(scene: Scene) -> None:
+    """The master's is one of them."""
+    nodes = await _with_master(scene, group_of(scene).majority - 1)
+    span = Span(scene, "disk of majority full", " ".join(node.name for node in nodes))
+    disks = [disk_of(scene.cluster, node) for node in nodes]
+    try:
+        for disk in disks:
+            await asyncio.to_thread(disk.fill)
+        await asyncio.sleep(scene.seconds)
+    finally:
+        for disk in disks:
+            disk.make_room()
     span.healed()
 
 
@@ -184,5 +202,6 @@ GROUP_FAULTS: dict[str, Fault] = {
     "clock of master jumps": clock_of_master_jumps,
     "clock of slave jumps": clock_of_slave_jumps,
     **{name: fault for name, fault in DISK_FAULTS.items() if "read-only" not in name},
+    "disk of majority full": disks_of_majority_full,
     **FLUSH_FAULTS,
 }
