@@ -2,7 +2,7 @@
 
 shown      what a consumer was given, is never taken back, whatever becomes of the master that gave it
 calm       a fault has few elections: no storm of them
-silence    how long no send was answered with OK, from each fault on
+silence    how long no send was answered with OK, from a fault on that was alone in its round
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupPlay(Play):
     fault_s = FAULT_S
 
     def __init__(self, cluster: GroupCluster, name: str, told: Callable[[str, int], None]) -> None:
-        """`name` is that of the shape, for figures; `told` hears how many terms a lone fault has had."""
+        """`name` is that of the shape, for figures; `told` hears how many terms rose with a fault that was alone."""
         super().__init__(cluster, {**GROUP_FAULTS, **GroupMachines(cluster.disks).faults}, CALM_S)
         self._group = cluster
         self._name = name
@@ -56,7 +56,8 @@ class GroupPlay(Play):
 
     def _judged(self, history: History, level_s: float, steps: Sequence[tuple[str, ...]]) -> Outcome:
         outcome = super()._judged(history, level_s, steps)
-        outcome.findings.recoveries = silences(outcome.events, self._name)
+        lone = len(outcome.faults) == 1
+        outcome.findings.recoveries = silences(outcome.events, self._name) if lone else []
         return outcome
 
 

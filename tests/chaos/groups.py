@@ -6,7 +6,7 @@
 
 Clients send to whoever is the master all the time.  At the end of a round everything is healed, becomes level,
 and is judged: see group_round.py.  The table at the end says how long no message was stored, and none
-answered with OK, from each fault on, and how many terms a fault has had.
+answered with OK, from each fault on that was alone, and how many terms rose with it.
 """
 
 from __future__ import annotations
