@@ -1,8 +1,10 @@
 """One round of a group: as other rounds, with what a group promises beside, and figures.
 
-shown      what a consumer was given, is never taken back, whatever becomes of the master that gave it
-calm       a fault has few elections: no storm of them
-silence    how long no send was answered with OK, from a fault on that was alone in its round
+    shown      what a consumer was given, is never taken back, whatever becomes of the master that gave it
+    calm       a fault has few elections: no storm of them
+    silence    how long no send was answered with OK, from a fault on that was alone in its round
+
+All faults are those of pairs and of machines, see group_faults.py; the checker is that of all layers.
 """
 
 from __future__ import annotations
