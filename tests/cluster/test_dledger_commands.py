@@ -161,6 +161,7 @@ def test_preferred_leader_is_not_sent_away(group: ScratchGroup, admin: MQAdmin) 
     said = refused(group, "switchover", "-b", "broker-a", "--yes")
     assert "preferredLeaderId=n1 leads whenever it is there and level" in said
     assert "nothing was changed" in said
+    assert "mqadmin history" not in said
 
 
 def test_a_pair_that_was_promoted_often_becomes_a_group_at_the_same_nameserver(

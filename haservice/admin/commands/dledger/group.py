@@ -78,7 +78,7 @@ def hand_over(
     report.line(
         f"{shown_addr(new.addr)} ({done.new_master}) leads {before.name} in term {done.epoch}: {human_seconds(took_s)}"
         if became
-        else not_yet(new.addr, before.name, timeout_s)
+        else not_yet(new.addr, before.name, timeout_s, group=True)
     )
     report.end(
         brokerName=before.name,

@@ -123,7 +123,7 @@ class StepLog:
         """Wraps the call that tells `one` what to do.  Raises click.ClickException with what came of it, and
         with `help` if `one` refuses.
         """
-        shows = f"mqadmin history -b {name} and mqadmin haStatus show what came of it"
+        shows = f"{_commands(name, group=one.is_in_group)} what came of it"
         self.told = f"{shown_addr(one.addr)} was told, and goes on with it\n  {shows}"
         try:
             yield
@@ -245,11 +245,16 @@ def say_once(text: str, told: str) -> str:
     return text
 
 
-def not_yet(addr: str, name: str, timeout_s: float) -> str:
+def not_yet(addr: str, name: str, timeout_s: float, *, group: bool = False) -> str:
     return (
         f"{shown_addr(addr)} was told, and is not in place after {timeout_s:g} s: the last line says what is "
-        f"missing\n  mqadmin history -b {name} and mqadmin haStatus show how it goes on"
+        f"missing\n  {_commands(name, group=group)} how it goes on"
     )
+
+
+def _commands(name: str, *, group: bool) -> str:
+    """Those that show how a pair or a DLedger group goes on; a group has no history."""
+    return "mqadmin haStatus shows" if group else f"mqadmin history -b {name} and mqadmin haStatus show"
 
 
 def refuse(text: str, members: Sequence[Member]) -> NoReturn:
@@ -272,7 +277,7 @@ def check_at_rest(topology: Topology) -> None:
     if changing:
         refuse(
             f"a change of roles is under way in {topology.name}: wait until it is done; "
-            f"mqadmin history -b {topology.name} shows what came of it",
+            f"{_commands(topology.name, group=bool(topology.group))} what came of it",
             changing,
         )
 
