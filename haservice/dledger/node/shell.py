@@ -234,7 +234,11 @@ class NodeShell:
     def lend(self, loop: asyncio.AbstractEventLoop) -> None:
         """Pushes are made there from now on, until take_back().  Not on a loop's thread."""
         lent = PeerCalls(self._settings, self._step, self._calls)
-        asyncio.run_coroutine_threadsafe(lent.begin(), loop).result(LEND_S)
+        try:
+            asyncio.run_coroutine_threadsafe(lent.begin(), loop).result(LEND_S)
+        except TimeoutError:
+            logger.warning("pushes stay on the member's loop, the broker's was busy seconds=%g", LEND_S)
+            return
         with self._lock:
             self._lent = lent
 
