@@ -24,11 +24,12 @@ from commitlog.disk.small_file import read_file, replace_file
 from commitlog.disk.store_lock import StoreLock
 from commitlog.dispatch.ahead import Ahead
 from commitlog.dispatch.dispatcher import Dispatcher
+from commitlog.dispatch.gathering import Gatherer, MakeGatherer
 from commitlog.errors import CommitLogError, CorruptRecord, LogNotWritable, StoreUnreadable, unreadable
 from commitlog.index.files import IndexFiles
 from commitlog.kernel.records import check
 from commitlog.log.log import CommitLog, wall_clock_ms
-from commitlog.log.salvage import Held, damage_at, whole_records
+from commitlog.log.salvage import Held
 from commitlog.log.segments import Segments
 from commitlog.options import LogOptions
 from commitlog.queues import queue_ends
@@ -234,34 +235,29 @@ class Store:
         )
         self._make_keepers(index)
 
-    def _make_keepers(self, index: IndexFiles | None, *more: Expiring, mender: type[Mender] = Mender) -> None:
-        """What keeps a log and its queues in order, once they are open.  `more` expires with the log's old files."""
+    def _make_keepers(
+        self, index: IndexFiles | None, *more: Expiring, gatherer: MakeGatherer = Gatherer
+    ) -> None:
+        """What keeps log and queues in order.  `more` expires with the log's files; `gatherer` is the dispatcher's."""
         options = self.options
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
         self.retention = Retention(options, self.log, [self.queues, self.index, *more], self._files)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
-        self.mender = mender(
-            self.log,
-            self.queues,
-            options.message_delay_levels,
-            lambda: self.dispatcher.position,
-            self.scrub.look_at,
+        self.mender = Mender(
+            *(self.log, self.queues, options.message_delay_levels, lambda: self.dispatcher.position),
+            *(self.scrub.look_at, gatherer),
         )
         self.index_mender = IndexMender(
-            self.log,
-            self.index,
-            self.dispatcher,
-            options.message_delay_levels,
+            *(self.log, self.index, self.dispatcher, options.message_delay_levels),
             options.root / DIRECTORY / "index.tmp",
-            self.scrub.look_at,
-            self.scrub.wake,
+            *(self.scrub.look_at, self.scrub.wake, gatherer),
         )
         self.scrub.also_look = self.index_mender.look
         self.scrub.also_look_over = Audit(
             *(self.log, self.queues, self.mender, index, self.dispatcher),
-            *(options.message_delay_levels, options.scrub_bytes_per_s),
+            *(options.message_delay_levels, options.scrub_bytes_per_s, gatherer),
         ).look_over
 
     def _note_durable(self) -> None:
@@ -302,7 +298,7 @@ class Store:
         try:
             with Held(segment):
                 data = segment.pread(end - begin, begin - segment.start)
-            return whole_records(data, begin, segment) is not None
+            return self.log.form_at(begin).wrong(data, begin, segment) is not None
         except OSError:
             return True
 
@@ -342,7 +338,7 @@ class Store:
             self._files.close(self._files.create(self._abort, 0))
         self._files.sync_directory(self.options.root)
 
-    def _dispatch_rest(self, ahead: Ahead) -> None:
+    def _dispatch_rest(self, ahead: Ahead | None = None) -> None:
         try:
             self.dispatcher.catch_up(ahead)
         except CorruptRecord as error:
@@ -358,7 +354,7 @@ class Store:
             return
         if segment is not None and not self._is_sound(position):
             with Held(segment):
-                fence = damage_at(segment, position, error.reason, segment.pread)
+                fence = self.log.form_at(position).damage_at(segment, position, error.reason, segment.pread)
             if fence.end < self.log.end:
                 self.log.fence_range(*fence)
                 return

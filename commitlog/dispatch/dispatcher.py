@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from commitlog.dispatch import gathering
 from commitlog.dispatch.ahead import Ahead
-from commitlog.dispatch.gathering import SCHEDULE_TOPIC, Arrival, Gatherer, parse_delay_levels
+from commitlog.dispatch.gathering import SCHEDULE_TOPIC, Arrival, Gatherer, MakeGatherer, parse_delay_levels
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.kernel.records import record_size
 from commitlog.upkeep.damage import Fence
@@ -127,7 +127,7 @@ class Dispatcher:
         delay_levels: str,
         position: int | None = None,
         yields: bool = False,
-        gatherer: Callable[[gathering.Queues, gathering.Index | None, str, int], Gatherer] = Gatherer,
+        gatherer: MakeGatherer = Gatherer,
     ) -> None:
         """`yields`: lets a flood of arriving bytes go first, on a replica that catches up.  `gatherer` knows what
         lies between the records.
@@ -139,6 +139,8 @@ class Dispatcher:
         """Called after each pass, in this thread: per queue and tags code the offset behind the last one."""
         self.awaited: Callable[[], bool] = lambda: True
         """Whether somebody waits for messages to arrive, so that the dispatch must not linger."""
+        self.on_damage: Callable[[int], None] = lambda position: None
+        """Called in this thread when damage has stopped the dispatch, with its `position`."""
         self.at_work = threading.Lock()
         self._hurry = threading.Event()
         self._revival = threading.Event()
@@ -206,6 +208,7 @@ class Dispatcher:
                 moved = self.step()
             except CorruptRecord as error:
                 self.fail(error)
+                self.on_damage(self.position)
                 while self.failed is not None and not stop.is_set():
                     self._revival.wait(_WAIT_MAX_S)
                     self._revival.clear()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from commitlog.dispatch.dispatcher import Dispatcher, Log
+from commitlog.dispatch.gathering import Gatherer, MakeGatherer
 from commitlog.errors import CorruptRecord
 from commitlog.index.index_file import Puts
 from commitlog.kernel.keys import Put
@@ -88,7 +89,10 @@ class _Index:
 
 
 class Expected:
-    """A walk over `log` from `position` on; `wanted(topic, queue id)` says which queues' units to return."""
+    """A walk over `log` from `position` on; `wanted(topic, queue id)` says which queues' units to return.
+
+    `gatherer` is the dispatcher's.
+    """
 
     def __init__(
         self,
@@ -98,10 +102,13 @@ class Expected:
         wanted: Callable[[str, int], bool],
         *,
         keys: bool = False,
+        gatherer: MakeGatherer = Gatherer,
     ) -> None:
         self._queues = _Queues(wanted)
         self._index = _Index() if keys else None
-        self._walk = Dispatcher(log, self._queues, self._index, delay_levels=delay_levels, position=position)
+        self._walk = Dispatcher(
+            *(log, self._queues, self._index), delay_levels=delay_levels, position=position, gatherer=gatherer
+        )
 
     @property
     def position(self) -> int:

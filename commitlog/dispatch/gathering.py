@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from commitlog.dispatch.ahead import Part
@@ -313,3 +313,9 @@ class Gatherer:
             lane.arrivals.clear()
         self._touched.clear()
         return arrivals
+
+
+MakeGatherer = Callable[[Queues, Index | None, str, int], Gatherer]
+"""Makes the gatherer of a dispatcher over these queues and this index, with these delay levels, from a position on; it
+knows what lies between the records.
+"""

@@ -59,6 +59,20 @@ class LogEntry(NamedTuple):
         return HEAD_BYTES + len(self.body)
 
     @property
+    def head(self) -> EntryHead:
+        return EntryHead(
+            self.magic,
+            self.size,
+            self.index,
+            self.term,
+            self.position,
+            self.channel,
+            self.chain_crc,
+            self.body_crc,
+            len(self.body),
+        )
+
+    @property
     def end(self) -> int:
         """Where the next entry begins, or the blank."""
         return self.position + self.size
@@ -93,17 +107,7 @@ def check_body(body_bytes: int) -> None:
 def encode_head(entry: LogEntry) -> bytes:
     """What is stored before the body.  Raises EntryBeyondLimits."""
     check_body(len(entry.body))
-    return HEAD.pack(
-        entry.magic,
-        entry.size,
-        entry.index,
-        entry.term,
-        entry.position,
-        entry.channel,
-        entry.chain_crc,
-        entry.body_crc,
-        len(entry.body),
-    )
+    return HEAD.pack(*entry.head)
 
 
 def encode(entry: LogEntry) -> bytes:

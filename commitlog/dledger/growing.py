@@ -118,6 +118,25 @@ class GrowingFiles:
             self._dirty_end = max(self._dirty_end, self.end)
             self.end = offset
 
+    def put_back(self, offset: int, data: Buffer) -> None:
+        """Writes bytes below `end` again, which are known to be damaged, durably.  Raises LogNotWritable."""
+        self.check_open()
+        segment = self.segments.find(offset)
+        try:
+            if segment is None or not segment.hold():
+                raise LogNotWritable(f"offset {offset} is not in {self.segments.directory} any more")
+            try:
+                self._files.pwrite(segment.fd, data, offset - segment.start)
+                self._files.fdatasync(segment.fd)
+            finally:
+                segment.release()
+        except OSError as error:
+            assert segment is not None
+            reason = f"{segment.path}: repair at {offset}: {error.strerror or error}"
+            raise LogNotWritable(
+                reason, errno=error.errno, path=segment.path, bytes_asked=len(data)
+            ) from error
+
     def make_ahead(self, count: int) -> None:
         """Makes sure that so many files follow the one that is written.  Raises LogNotWritable."""
         for _ in range(count - self._files_ahead()):

@@ -12,6 +12,7 @@ A message's physical offset is its entry's position + 48.  One message is one en
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import NoReturn, Protocol
 from commitlog.disk.files import Buffer, Files
 from commitlog.dledger.joined import JoinedSegments
 from commitlog.dledger.layout import BLANK_BYTES, ENTRY_BYTES_MAX, HEAD_BYTES
+from commitlog.dledger.salvage import EntryForm
 from commitlog.dledger.scan import holds_record
 from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
 from commitlog.kernel.layout import (
@@ -34,9 +36,12 @@ from commitlog.kernel.layout import (
 )
 from commitlog.kernel.records import NewMessage, encode, encode_batch, stamp
 from commitlog.log.log import Appended, Arrivals, BatchAppended, CommitLog, EncodedRun
+from commitlog.log.salvage import RECORDS, Form, Held
 from commitlog.log.segment import Segment
 from commitlog.log.writable_log import wall_clock_ms
 from commitlog.options import LogOptions
+
+logger = logging.getLogger(__name__)
 
 _QUEUED = (SYS_TRANSACTION_NONE, SYS_TRANSACTION_COMMIT)
 _PLACE = struct.Struct(">q")
@@ -104,6 +109,7 @@ class MajorityLog(CommitLog):
         segments: JoinedSegments,
         end: int,
         appender: EntryAppender,
+        form: EntryForm,
         *,
         store_host: bytes,
         clock_ms: Callable[[], int] = wall_clock_ms,
@@ -113,6 +119,7 @@ class MajorityLog(CommitLog):
         self._joined = segments
         self._commit_lock = threading.Lock()  # guards moving `end`
         self._appender = appender
+        self._form = form
         self.record_bytes_max = min(
             self.record_bytes_max,
             ENTRY_BYTES_MAX - HEAD_BYTES,
@@ -127,6 +134,14 @@ class MajorityLog(CommitLog):
         start = self.start
         return start if start < self._joined.entries_begin else start + HEAD_BYTES
 
+    @property
+    def entries_begin(self) -> int:
+        """Below it lies the classic log; 0 without one."""
+        return self._joined.entries_begin
+
+    def form_at(self, offset: int) -> Form:
+        return RECORDS if offset < self.entries_begin else self._form
+
     # -- what is committed ----------------------------------------------------------------------------
 
     def committed_to(self, end: int) -> None:
@@ -138,6 +153,28 @@ class MajorityLog(CommitLog):
                 self.end = self.flushed = end
         if end > begin:
             self._appended(begin, end)
+
+    # -- damage -------------------------------------------------------------------------------------
+
+    def repair(self, begin: int, data: Buffer) -> None:
+        """Of the classic log only: entries are put back by their member, see lift()."""
+        if begin >= self.entries_begin:
+            _not_here()
+        super().repair(begin, data)
+
+    def lift(self, begin: int) -> None:
+        """Lifts the fence that begins there, if its bytes are whole and sound again."""
+        fence, segment = self.fence_at(begin), self.segments.find(begin)
+        if fence is None or segment is None or fence.begin != begin:
+            return
+        with Held(segment):
+            data = segment.pread(fence.end - begin, begin - segment.start)
+        wrong = self.form_at(begin).wrong(data, begin, segment)
+        if wrong is not None:
+            logger.error("range stays fenced begin=%d end=%d reason=%s", begin, fence.end, wrong)
+            return
+        logger.info("damaged range repaired begin=%d end=%d", begin, fence.end)
+        self._change_fences(lambda fences: fences.without(begin))
 
     # -- refusing -------------------------------------------------------------------------------------
 
@@ -266,9 +303,6 @@ class MajorityLog(CommitLog):
         _not_here()
 
     def begin_anew(self, offset: int, remove_files: Callable[[], None]) -> None:
-        _not_here()
-
-    def repair(self, begin: int, data: Buffer) -> None:
         _not_here()
 
     def flush(self, least_pages: int = 0) -> int:

@@ -6,10 +6,15 @@
 
 Queues and index have what is committed, and no more.  At a start that is what was known of it when the last process
 ended; the rest is dispatched when the group says that it is committed.
+
+A damaged entry is fenced, as a damaged record of any log.  The member gets it from another one and puts it back; then
+the fence is lifted, and a dispatch that has stopped there goes on.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -19,18 +24,22 @@ from commitlog.dledger.gathering import EntryGatherer
 from commitlog.dledger.joined import JoinedSegments
 from commitlog.dledger.layout import NONE
 from commitlog.dledger.log import EntryAppender, MajorityLog
+from commitlog.dledger.salvage import EntryForm
 from commitlog.dledger.store import EntryStore
+from commitlog.errors import CorruptRecord, LogNotWritable, OffsetNotFound
 from commitlog.log.log import wall_clock_ms
 from commitlog.log.segments import Segments
 from commitlog.options import LogOptions
 from commitlog.queues import queue_ends
 from commitlog.recovery.recovery import RecoveryReport
-from commitlog.store import Store, StoreTask
-from commitlog.upkeep.mender import Mender
+from commitlog.store import Store
+from commitlog.upkeep.damage import Fence, Fences
+
+logger = logging.getLogger(__name__)
 
 
 class MajorityStore(Store):
-    """An open store whose `log` is a MajorityLog.  Nothing looks for damage, and nothing mends it."""
+    """An open store whose `log` is a MajorityLog."""
 
     log: MajorityLog
 
@@ -49,6 +58,10 @@ class MajorityStore(Store):
         self._entries = entries
         self._appender = appender
         self._committed_index = committed_index
+        self._form = EntryForm(entries)
+        # Places that log-scrub has still to look at: of entries that were mended, and where dispatch has stopped.
+        self._mended: deque[int] = deque()
+        self._stopped_at: deque[int] = deque()
         super().__init__(options, store_host=store_host, clock_ms=clock_ms, files=files)
 
     def _open_log(self, clean: bool, store_host: bytes, clock_ms: Callable[[], int]) -> None:
@@ -65,24 +78,29 @@ class MajorityStore(Store):
             segments,
             end,
             self._appender,
+            self._form,
             store_host=store_host,
             clock_ms=clock_ms,
             files=files,
         )
         self._opened.callback(self.log.close)
         index = self.index if options.index_enabled else None
+        gatherer = partial(EntryGatherer, entries_begin=segments.entries_begin)
         self.dispatcher = Dispatcher(
             self.log,
             self.queues,
             index,
             delay_levels=options.message_delay_levels,
             position=queue_ends.check(self.log, self.queues, self._dispatched(clean)),
-            gatherer=partial(EntryGatherer, entries_begin=segments.entries_begin),
+            gatherer=gatherer,
         )
-        self._make_keepers(index, self._entries, mender=_NoMender)
+        self.dispatcher.on_damage = self._dispatch_stopped
+        self._make_keepers(index, self._entries, gatherer=gatherer)
+        self.scrub.also_look = self._look
         self._note_durable()
+        self._restore_fences()
         self._make_abort()  # from here on queues may be written
-        self.dispatcher.catch_up()
+        self._dispatch_rest()
         self._fill_queue_offsets()
 
     def _committed_end(self, segments: JoinedSegments) -> int:
@@ -117,12 +135,66 @@ class MajorityStore(Store):
             position = min(position, report.scanned_from)
         return max(position, report.start)
 
-    def tasks(self) -> list[tuple[str, StoreTask]]:
-        return [(name, task) for name, task in super().tasks() if name != "log-scrub"]
+    # -- damage -------------------------------------------------------------------------------------
 
+    @property
+    def damaged_entries(self) -> tuple[int, ...]:
+        """Where the fenced entries begin, in the order of the log."""
+        return tuple(fence.begin for fence in self.log.fences if fence.begin >= self.log.entries_begin)
 
-class _NoMender(Mender):
-    """An entry of a queue that does not fit the log stays as it is."""
+    def mended(self, position: int) -> None:
+        """The entry at `position` was put back: thread log-scrub lifts its fence.  Any thread."""
+        self._mended.append(position)
+        self.scrub.wake()
 
-    def mend(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        return False
+    def _dispatch_stopped(self, position: int) -> None:
+        self._stopped_at.append(position)
+        self.scrub.wake()
+
+    def _look(self) -> None:
+        while self._mended:
+            self.log.lift(self._mended.popleft())
+        while self._stopped_at:
+            self._fence_entry(
+                self._stopped_at.popleft(), self.dispatcher.failed or "dispatch has stopped there"
+            )
+        self._mend_blanks()
+        self.index_mender.look()
+
+    def _mend_blanks(self) -> None:
+        for position in self.damaged_entries:
+            try:
+                if self._entries.find(position) is None and self._entries.mend_blank(position):
+                    self.log.lift(position)
+            except LogNotWritable as error:
+                logger.error("blank not mended position=%d reason=%s", position, error)
+
+    def _fence_before_dispatch(self, error: CorruptRecord) -> None:
+        """All that is committed is there: whatever dispatch meets is damage, and no torn tail."""
+        if self.dispatcher.position < self.log.entries_begin:
+            super()._fence_before_dispatch(error)
+        else:
+            self._fence_entry(self.dispatcher.position, error.reason)
+
+    def _fence_entry(self, position: int, reason: str) -> None:
+        segment = self.log.segments.find(position)
+        if segment is None or self.log.fence_at(position) is not None:
+            return
+        end = min(self._form.damage_at(segment, position, reason, segment.pread).end, self.log.end)
+        try:
+            self.log.fence_range(position, end, reason)
+        except OffsetNotFound as error:
+            logger.warning("damage not fenced offset=%d reason=%s", position, error)
+
+    def _restore_fences(self) -> None:
+        super()._restore_fences()
+        self._tell_entries(self.log.fences)
+
+    def _fences_changed(self, fences: Fences) -> None:
+        self._tell_entries(fences.items)
+        super()._fences_changed(fences)
+
+    def _tell_entries(self, fences: tuple[Fence, ...]) -> None:
+        """Nobody may push what is fenced either."""
+        begin = self.log.entries_begin
+        self._entries.fenced = {fence.begin: fence.reason for fence in fences if fence.begin >= begin}

@@ -15,11 +15,12 @@ the place in its log, that is an error, too.
 from __future__ import annotations
 
 import logging
+import struct
 from dataclasses import dataclass
 
 from commitlog.dledger.entries import EntryHead, Unit, check_place, encode_unit, parse_head, parse_unit
 from commitlog.dledger.growing import GrowingFiles
-from commitlog.dledger.layout import HEAD_BYTES, NONE, UNIT_BYTES
+from commitlog.dledger.layout import ENTRY_MAGIC, HEAD_BYTES, NONE, UNIT_BYTES
 from commitlog.dledger.scan import EntryWalk, Found, check_unsummed
 from commitlog.dledger.small import LogCheckpoint
 from commitlog.errors import CorruptEntry, OffsetNotFound, StoreUnreadable
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 # As stock nodes do: what is older is in files that were full long ago.
 _FILES_WALKED = 3
 _UNITS_AT_ONCE = 2048
+_MAGIC_AND_POSITION = struct.Struct(">iq")
 _ADVICE = "copy the files from another node, or remove the node's directory, so that its leader fills it"
 
 
@@ -81,15 +83,15 @@ def recover(
         )  # fmt: skip
     data.truncate(walked.end)
     walked.units.finish(walked.end_index)
-    begin_index = first_index(data) if walked.end_index != NONE else NONE
+    begin_index = first_index(data, index) if walked.end_index != NONE else NONE
     durable = (data.start, max(begin_index - 1, NONE))
     if began.durable:
         durable = (began.position, checkpoint.durable_index)
     return Recovered(begin_index, walked.end_index, walked.end_term, walked.end, *durable)
 
 
-def first_index(data: GrowingFiles) -> int:
-    """The number of the log's first entry.  Raises StoreUnreadable."""
+def first_index(data: GrowingFiles, index: GrowingFiles) -> int:
+    """The number of the log's first entry, by the index if its head is damaged.  Raises StoreUnreadable."""
     start = data.start
     try:
         head = parse_head(data.read(start, HEAD_BYTES), 0, data.file_bytes)
@@ -97,33 +99,55 @@ def first_index(data: GrowingFiles) -> int:
             raise CorruptEntry(start, "no entry where the file begins")
         check_place(head, start)
     except CorruptEntry as error:
-        raise StoreUnreadable(
-            data.segments.items[0].path, f"{error}; copy the file from another node"
-        ) from error
+        number = _unit_that_leads_to(index, start)
+        if number is None:
+            raise StoreUnreadable(
+                data.segments.items[0].path, f"{error}; copy the file from another node"
+            ) from error
+        return number
     return head.index
+
+
+def _unit_that_leads_to(index: GrowingFiles, position: int) -> int | None:
+    wanted = _MAGIC_AND_POSITION.pack(ENTRY_MAGIC, position)
+    for segment in index.segments.items[:2]:
+        for at in range(segment.start, segment.end, UNIT_BYTES * _UNITS_AT_ONCE):
+            found = index.read(at, UNIT_BYTES * _UNITS_AT_ONCE)
+            place = found.find(wanted)
+            while place >= 0:
+                if place % UNIT_BYTES == 0:
+                    unit = parse_unit(found, place)
+                    if unit.index * UNIT_BYTES == at + place and unit.size:
+                        return unit.index
+                place = found.find(wanted, place + 1)
+    return None
 
 
 # -- where to begin --------------------------------------------------------------------------------
 
 
 def _begin(data: GrowingFiles, index: GrowingFiles, checkpoint: LogCheckpoint) -> _From:
-    first = _head_at(data, data.start)
-    if first is None or index.start > first.index * UNIT_BYTES:
+    head = head_at(data, data.start)
+    first = head.index if head is not None else _unit_that_leads_to(index, data.start)
+    if first is None or index.start > first * UNIT_BYTES:
         return _From(data.start, None, 0, False)
     if checkpoint.durable_index != NONE:
         unit = _unit(index, checkpoint.durable_index)
-        head = unit and _head_at(data, unit.position)
-        if unit and head and Unit.of(head) == unit and head.term == checkpoint.durable_term:
-            return _From(head.position + head.size, head.index + 1, head.term, True)
+        if unit and unit.index == checkpoint.durable_index and unit.term == checkpoint.durable_term:
+            head = head_at(data, unit.position)
+            # A damaged entry leads nowhere, but its unit does, if the next entry says so.
+            leads_on = head is None and head_behind(data, unit) is not None
+            if leads_on or (head is not None and Unit.of(head) == unit):
+                return _From(unit.position + unit.size, unit.index + 1, unit.term, True)
     for segment in reversed(data.segments.items[: max(1, len(data.segments.items) - _FILES_WALKED + 1)]):
-        head = _head_at(data, segment.start)
+        head = head_at(data, segment.start)
         unit = head and _unit(index, head.index)
         if head and unit and Unit.of(head) == unit:
             return _From(segment.start, head.index, head.term, False)
     return _From(data.start, None, 0, False)
 
 
-def _head_at(data: GrowingFiles, position: int) -> EntryHead | None:
+def head_at(data: GrowingFiles, position: int) -> EntryHead | None:
     """The head of the entry that belongs at `position`; None if there is none."""
     try:
         room = data.file_bytes - position % data.file_bytes
@@ -134,6 +158,16 @@ def _head_at(data: GrowingFiles, position: int) -> EntryHead | None:
     except (CorruptEntry, OffsetNotFound):
         return None
     return head
+
+
+def head_behind(data: GrowingFiles, unit: Unit) -> EntryHead | None:
+    """The head of the entry that follows it, in its file or at the begin of the next; None if there is none."""
+    end, file_bytes = unit.position + unit.size, data.file_bytes
+    for position in (end, end - end % file_bytes + file_bytes):
+        head = head_at(data, position)
+        if head is not None and head.index == unit.index + 1 and head.term >= unit.term:
+            return head
+    return None
 
 
 def _unit(index: GrowingFiles, number: int) -> Unit | None:
@@ -201,15 +235,15 @@ def _check_cut(data: GrowingFiles, walked: _Walked) -> None:
     Then something in the log is damaged, and more than a torn tail would be cut.
     """
     for segment in data.segments.items:
-        head = _head_at(data, segment.start) if segment.start > walked.stopped else None
+        head = head_at(data, segment.start) if segment.start > walked.stopped else None
         if head is not None:
             raise StoreUnreadable(
                 segment.path,
                 f"begins with the entry of index {head.index}, but the one of index {walked.end_index + 1} at"
                 f" {walked.stopped} is damaged: {walked.reason or 'zeros'}; {_ADVICE}",
             )
-    head = _head_at(data, walked.stopped)
-    following = head and _head_at(data, head.position + head.size)
+    head = head_at(data, walked.stopped)
+    following = head and head_at(data, head.position + head.size)
     if head and following and following.index == head.index + 1:
         raise StoreUnreadable(
             data.segments.directory,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from commitlog.dledger.entries import LogEntry, decode, encode, encode_head, encode_unit
-from commitlog.dledger.layout import ENTRY_BYTES_MAX, HEAD_BYTES, UNIT_BYTES
+from commitlog.dledger.layout import BODY_CRC, BODY_CRC_AT, ENTRY_BYTES_MAX, HEAD_BYTES, UNIT_BYTES
 from commitlog.errors import CorruptEntry
 from commitlog.kernel import native
 from commitlog.kernel.records import body_crc
@@ -98,6 +98,13 @@ class EntryRun:
             units: bytes = core.ledger_units(self.data)
             return units
         return b"".join([encode_unit(entry) for entry in self])
+
+    def body_crcs(self) -> Iterator[int]:
+        """0 of an entry without one."""
+        at = 0
+        while at < len(self.data):
+            yield BODY_CRC.unpack_from(self.data, at + BODY_CRC_AT)[0]
+            at += _size_at(self.data, at)
 
     def fitting(self, most_bytes: int) -> int:
         """How many entries from the first on have at most so many bytes together; one at least."""

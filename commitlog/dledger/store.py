@@ -6,9 +6,9 @@
     <directory>/currterm             the node's term and vote; it belongs to who votes (small.py)
 
 One lock guards the end of the log.  `end_index` is published after an entry and its unit are written, so
-readers take no lock.  A cut moves `end_index` back before it overwrites; a read that met a cut is repeated.
+readers (readable.py) take no lock.
 
-Nothing here waits for a disk but flush(), truncate(), reset() and save_checkpoint().  An entry is durable
+Nothing here waits for a disk but flush(), truncate(), reset(), mend() and save_checkpoint().  An entry is durable
 when `flushed_index` has reached it; who acknowledges entries asks for that.
 """
 
@@ -22,21 +22,14 @@ from pathlib import Path
 
 from commitlog.disk.files import Buffer, Files, OSFiles
 from commitlog.disk.store_lock import StoreLock
-from commitlog.dledger.entries import LogEntry, Unit, check_body, decode, encode_blank, parse_unit
+from commitlog.dledger.entries import LogEntry, Unit, check_body, check_crc, encode, encode_blank, encode_unit
 from commitlog.dledger.growing import GrowingFiles
-from commitlog.dledger.layout import BLANK_BYTES, ENTRY_BYTES_MAX, HEAD_BYTES, NONE, UNIT_BYTES
-from commitlog.dledger.recovery import first_index, recover
+from commitlog.dledger.layout import BLANK_BYTES, BODY_CRC, BODY_CRC_AT, HEAD_BYTES, NONE, UNIT_BYTES
+from commitlog.dledger.readable import ReadableEntries
+from commitlog.dledger.recovery import recover
 from commitlog.dledger.run import EntryRun
 from commitlog.dledger.small import CheckpointFile, LogCheckpoint
-from commitlog.errors import (
-    CorruptEntry,
-    EntryBeyondLimits,
-    EntryGap,
-    EntryNotFound,
-    LogNotWritable,
-    OffsetNotFound,
-    StoreUnreadable,
-)
+from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable, StoreUnreadable
 from commitlog.kernel.records import body_crc
 
 logger = logging.getLogger(__name__)
@@ -76,15 +69,13 @@ class EntryStoreOptions:
         return self.data_path if self.data_path is not None else self.directory / "data"
 
 
-class EntryStore:
-    """The entries from `begin_index` to `end_index`; NONE for both without any."""
+class EntryStore(ReadableEntries):
+    """The log, whole: what was torn was cut when it was opened."""
 
     def __init__(self, options: EntryStoreOptions, files: Files | None = None) -> None:
         """Opens the store, and makes its tail whole.  Raises StoreLocked, StoreUnreadable, LogNotWritable."""
         self._files: Files = files if files is not None else OSFiles()
-        self._lock = threading.Lock()  # guards the end of the log
         self._flush_lock = threading.Lock()  # one flush or cut at a time; taken before _lock
-        self._cuts = 0
         self._holds: dict[str, str] = {}  # who holds appends back for now, and why
         try:
             self._files.make_directory(options.directory)
@@ -98,8 +89,10 @@ class EntryStore:
             raise
 
     def _open(self, options: EntryStoreOptions) -> None:
-        self.data = GrowingFiles(self._files, options.data, options.data_file_bytes)
-        self._index = GrowingFiles(self._files, options.directory / "index", options.index_file_bytes)
+        super().__init__(
+            GrowingFiles(self._files, options.data, options.data_file_bytes),
+            GrowingFiles(self._files, options.directory / "index", options.index_file_bytes),
+        )
         self._checkpoint = CheckpointFile(self._files, options.directory / "checkpoint")
         known = self._checkpoint.known
         found = recover(self.data, self._index, known, records=options.records)
@@ -125,106 +118,6 @@ class EntryStore:
             # From now on it is known what was synced.
             self.flush()
             self.save_checkpoint()
-
-    # -- what is there ------------------------------------------------------------------------------
-
-    @property
-    def begin_index(self) -> int:
-        """The number of the first entry; it moves when retention drops files.  Raises StoreUnreadable."""
-        start, index = self._begin
-        if start != self.data.start and self.end_index != NONE:
-            index = first_index(self.data)
-            self._begin = (self.data.start, index)
-        return index
-
-    @property
-    def end(self) -> int:
-        """Where the log ends, in bytes."""
-        return self.data.end
-
-    def term_at(self, index: int) -> int:
-        """Raises EntryNotFound, CorruptEntry, StoreUnreadable."""
-        return self._unit(index).term
-
-    def end_of(self, index: int) -> int:
-        """Where the entry ends in the log, in bytes.  Raises as term_at()."""
-        unit = self._unit(index)
-        return unit.position + unit.size
-
-    def mark_of(self, index: int) -> tuple[int, int]:
-        """Its term, and where it ends.  Raises as term_at()."""
-        unit = self._unit(index)
-        return unit.term, unit.position + unit.size
-
-    def read(self, index: int) -> LogEntry:
-        """The entry, checked.  Raises EntryNotFound, CorruptEntry, StoreUnreadable."""
-        while True:
-            cuts = self._cuts
-            try:
-                unit = self._unit(index)
-                entry = decode(self.data.read(unit.position, unit.size), 0, unit.position)
-                if Unit.of(entry) != unit:
-                    raise CorruptEntry(unit.position, f"is {Unit.of(entry)}, its index unit says {unit}")
-            except (CorruptEntry, OffsetNotFound) as error:
-                if cuts != self._cuts or not self._has(index):
-                    continue
-                if isinstance(error, OffsetNotFound):
-                    raise CorruptEntry(
-                        error.offset, f"the unit of index {index} leads there, {error}"
-                    ) from error
-                raise
-            if cuts == self._cuts:
-                return entry
-
-    def read_run(self, first: int, most: int, max_bytes: int) -> EntryRun:
-        """Up to `most` entries from `first` on that lie in one file: at least one, then while all are `max_bytes` at
-        most.  Raises as read()."""
-        entry = self.read(first)
-        last = min(first + most - 1, self.end_index)
-        begin, file_end = (
-            entry.position,
-            entry.position - entry.position % self.data.file_bytes + self.data.file_bytes,
-        )
-        cuts = self._cuts
-        while last > first:
-            end = self.end_of(last)
-            if end <= min(begin + max_bytes, file_end):
-                break
-            last = first + (last - first) // 2
-        if last == first:
-            return EntryRun.of([entry])
-        try:
-            run = EntryRun(self.data.read(begin, end - begin))
-        except CorruptEntry:
-            if cuts == self._cuts:
-                raise
-            return self.read_run(first, most, max_bytes)
-        return run if cuts == self._cuts else self.read_run(first, most, max_bytes)
-
-    def _has(self, index: int) -> bool:
-        return 0 <= self.begin_index <= index <= self.end_index
-
-    def _unit(self, index: int) -> Unit:
-        if not self._has(index):
-            raise EntryNotFound(index, self.begin_index, self.end_index)
-        cuts = self._cuts
-        try:
-            found = self._index.read(index * UNIT_BYTES, UNIT_BYTES)
-        except OffsetNotFound:
-            found = b""
-        unit = parse_unit(found) if len(found) == UNIT_BYTES else None
-        if (
-            unit is None
-            or unit.index != index
-            or not HEAD_BYTES <= unit.size <= ENTRY_BYTES_MAX
-            or unit.term < 0
-        ):
-            if cuts != self._cuts:
-                return self._unit(index)
-            raise StoreUnreadable(
-                self._index.segments.directory, f"the unit of index {index} is damaged: {unit}"
-            )
-        return unit
 
     # -- appending ----------------------------------------------------------------------------------
 
@@ -401,6 +294,65 @@ class EntryStore:
         """Makes the next data file ahead when the last one is nearly full.  Raises OSError: the roll tries
         again, and reports it."""
         self.data.prepare()
+
+    # -- damage -------------------------------------------------------------------------------------
+
+    def mend(self, entry: LogEntry, *, committed: bool = False) -> bool:
+        """Puts an entry back that is damaged here, durably; False if it is not the one that was there.
+
+        It is the one if index, term, place and size are those that the rest of the log leaves for it, and its
+        checksums are right: an index and a term name one entry, whoever has it.  `committed`: whoever gave it knows
+        that it is committed.  Raises LogNotWritable, StoreUnreadable.
+        """
+        with self._flush_lock:
+            index, wanted = entry.index, Unit.of(entry)
+            begin, end = self.begin_index, self.end_index
+            if not self._has(index) or not self._units.may_be(wanted, begin, end, committed=committed):
+                return False
+            try:
+                check_crc(entry.head, entry.body)
+                self._check_unsummed(entry)
+                data = encode(entry)
+            except (CorruptEntry, EntryBeyondLimits):
+                return False
+            if not committed and self._contradict(self.data.read(entry.position, entry.size), data):
+                return False
+            self.data.put_back(entry.position, data)
+            if self._units.stored(index) != wanted:
+                self._index.put_back(index * UNIT_BYTES, encode_unit(entry))
+            self.fenced = {place: why for place, why in self.fenced.items() if place != entry.position}
+        logger.warning("damaged entry mended index=%d term=%d position=%d", index, entry.term, entry.position)
+        return True
+
+    def _contradict(self, here: bytes, there: bytes) -> bool:
+        """Whether heads that say the same have another checksum, and another body: then one flip is not all."""
+        crc, body = slice(BODY_CRC_AT, BODY_CRC_AT + BODY_CRC.size), slice(HEAD_BYTES, None)
+        return (
+            here[:BODY_CRC_AT] == there[:BODY_CRC_AT]
+            and here[crc] != there[crc]
+            and here[body] != there[body]
+        )
+
+    def mend_blank(self, position: int) -> bool:
+        """Writes the head of a damaged blank again; False if there is no blank between two entries.
+
+        Nobody else is needed for it: what else it holds is undefined.  Raises LogNotWritable.
+        """
+        with self._flush_lock:
+            before = self.find(position - 1)
+            file_end = position - position % self.data.file_bytes + self.data.file_bytes
+            after = self.find(file_end)
+            if (
+                before is None
+                or after is None
+                or before.position + before.size != position
+                or (after.position, after.index) != (file_end, before.index + 1)
+            ):
+                return False
+            self.data.put_back(position, encode_blank(file_end - position))
+            self.fenced = {place: why for place, why in self.fenced.items() if place != position}
+        logger.warning("damaged blank mended position=%d", position)
+        return True
 
     # -- going back ---------------------------------------------------------------------------------
 

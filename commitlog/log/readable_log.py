@@ -17,6 +17,7 @@ from commitlog.disk.files import Buffer
 from commitlog.errors import CorruptRecord, OffsetNotFound, StoreUnreadable
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC, MAGICS
 from commitlog.kernel.records import check, parse_head
+from commitlog.log.salvage import RECORDS, Form
 from commitlog.log.segment import Segment, Window
 from commitlog.log.segments import Segments
 from commitlog.log.waiters import Followers
@@ -81,6 +82,10 @@ class ReadableLog:
     def first_record(self) -> int:
         """Where the first record begins, if there is one."""
         return self.start
+
+    def form_at(self, offset: int) -> Form:
+        """How records lie in the segment of `offset`."""
+        return RECORDS
 
     # -- reading ------------------------------------------------------------------------------------
 

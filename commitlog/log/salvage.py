@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
-from commitlog.disk.files import Files
+from commitlog.disk.files import Buffer, Files
 from commitlog.errors import CorruptRecord
 from commitlog.kernel.layout import MAGICS_BYTES, RECORD_BYTES_MIN, START
-from commitlog.kernel.records import check, store_timestamp_ms
-from commitlog.kernel.scan import scan_records
+from commitlog.kernel.records import check, record_size, store_timestamp_ms
+from commitlog.kernel.scan import RecordScan, scan_records
 from commitlog.log.segment import NAME_DIGITS, Segment
 from commitlog.upkeep.damage import Fence
 
@@ -25,6 +26,63 @@ _PIECE_BYTES = 1 << 20
 
 # Reads bytes of a file: how many, from which position.
 Read = Callable[[int, int], bytes]
+
+
+class Form(Protocol):
+    """How records lie in a part of the log: one behind the other, or each in an entry of DLedger."""
+
+    def place_of(self, offset: int) -> int:
+        """Where that begins which holds the record at `offset`: the record itself, or its entry."""
+        ...
+
+    def walk_towards(
+        self, segment: Segment, offset: int, fence_at: Callable[[int], Fence | None], read: Read | None = None
+    ) -> int:
+        """The first edge at `offset` or behind it; of a record's entry that entry's.  See walk_towards()."""
+        ...
+
+    def scan(self, data: Buffer, offset: int, room: int, segment_start: int) -> RecordScan:
+        """Goes over all that is whole and sound in `data`, which is at `offset`, `room` before its segment's end."""
+        ...
+
+    def size_at(self, head: bytes) -> int:
+        """How long that claims to be which begins with these 8 bytes; 0 if it is nothing."""
+        ...
+
+    def damage_at(self, segment: Segment, offset: int, reason: str, read: Read) -> Fence:
+        """The damaged range that begins at `offset`.  `read` reads the segment's file."""
+        ...
+
+    def wrong(self, data: bytes | memoryview, offset: int, segment: Segment) -> str | None:
+        """Why `data`, which belongs at `offset`, is not whole and sound; None if it is.  See whole_records()."""
+        ...
+
+
+class RecordForm:
+    """Records that follow each other, as in a classic log."""
+
+    def place_of(self, offset: int) -> int:
+        return offset
+
+    def walk_towards(
+        self, segment: Segment, offset: int, fence_at: Callable[[int], Fence | None], read: Read | None = None
+    ) -> int:
+        return walk_towards(segment, offset, fence_at, read)
+
+    def scan(self, data: Buffer, offset: int, room: int, segment_start: int) -> RecordScan:
+        return scan_records(data, 0, offset, room, segment_start=segment_start)
+
+    def size_at(self, head: bytes) -> int:
+        return record_size(head) or 0
+
+    def damage_at(self, segment: Segment, offset: int, reason: str, read: Read) -> Fence:
+        return damage_at(segment, offset, reason, read)
+
+    def wrong(self, data: bytes | memoryview, offset: int, segment: Segment) -> str | None:
+        return whole_records(data, offset, segment)
+
+
+RECORDS = RecordForm()
 
 
 class Held:

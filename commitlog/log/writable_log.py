@@ -24,7 +24,6 @@ from commitlog.disk.files import NOT_OPENED, Buffer, Files, OSFiles
 from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNotFound, StoreUnreadable
 from commitlog.kernel.layout import BLANK, BLANK_BYTES, BLANK_MAGIC
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.salvage import whole_records
 from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
 from commitlog.options import LogOptions
@@ -385,7 +384,7 @@ class WritableLog(ReadableLog):
     def _check_repair(self, data: memoryview, begin: int, end: int, segment: Segment) -> None:
         if len(data) != end - begin:
             raise CorruptRecord(begin, f"{len(data)} bytes for the {end - begin} that are damaged")
-        wrong = whole_records(data, begin, segment)
+        wrong = self.form_at(begin).wrong(data, begin, segment)
         follows = end in (segment.end, self.end) or self.fence_at(end) is not None or self.begins_record(end)
         if wrong is None and not follows:
             wrong = f"no record follows at {end}"

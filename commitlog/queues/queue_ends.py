@@ -13,7 +13,7 @@ import logging
 
 from commitlog.errors import CommitLogError
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.salvage import Held, walk_towards
+from commitlog.log.salvage import Held
 from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.queues.readable_queue import Entry
 from commitlog.upkeep.mender import is_named
@@ -80,7 +80,8 @@ def _is_wrong(log: ReadableLog, queue: ConsumeQueue, number: int, entry: Entry |
     if segment is None:
         return True
     with Held(segment):
-        return walk_towards(segment, offset, log.fence_at) > offset or _is_whole(log, offset, entry.size)
+        edge = log.form_at(offset).walk_towards(segment, offset, log.fence_at)
+    return edge > offset or _is_whole(log, offset, entry.size)
 
 
 def _is_whole(log: ReadableLog, offset: int, size: int) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 
 from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.dispatch.expected import Expected
+from commitlog.dispatch.gathering import Gatherer, MakeGatherer
 from commitlog.errors import CommitLogError
 from commitlog.index.files import IndexFiles
 from commitlog.index.index_file import IndexedKey, IndexFile
@@ -43,7 +44,9 @@ class Audit:
         dispatcher: Dispatcher,
         delay_levels: str,
         bytes_per_s: int,
+        gatherer: MakeGatherer = Gatherer,
     ) -> None:
+        """`gatherer` is the dispatcher's."""
         self._log = log
         self._queues = queues
         self._mender = mender
@@ -51,6 +54,7 @@ class Audit:
         self._dispatcher = dispatcher
         self._delay_levels = delay_levels
         self._bytes_per_s = bytes_per_s
+        self._gatherer = gatherer
 
     def look_over(self, stop: threading.Event) -> None:
         """Makes one pass over all that is dispatched."""
@@ -70,6 +74,7 @@ class Audit:
             self._log.start,
             lambda topic, queue_id: self._queues.get(topic, queue_id) is not None,
             keys=index is not None,
+            gatherer=self._gatherer,
         )
         while walk.position < end and not stop.is_set():
             began_s = time.monotonic()

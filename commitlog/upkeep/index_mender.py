@@ -16,12 +16,13 @@ from pathlib import Path
 
 from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.dispatch.expected import Expected
+from commitlog.dispatch.gathering import Gatherer, MakeGatherer
 from commitlog.errors import CommitLogError, CorruptRecord
 from commitlog.index.files import IndexFiles
 from commitlog.index.index_file import IndexFile, Puts
 from commitlog.kernel.keys import Put
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.salvage import Held, walk_towards
+from commitlog.log.salvage import Held
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,10 @@ class IndexMender:
         beside: Path,
         look_at: Callable[[int], None],
         wake: Callable[[], None],
+        gatherer: MakeGatherer = Gatherer,
     ) -> None:
         """`beside`: where files are built.  `look_at(offset)` fences damage of the log.  `wake` has look()
-        called.
+        called.  `gatherer` is the dispatcher's.
         """
         self.at_work = threading.Lock()
         """Held while a piece of the log is walked, or a file is replaced."""
@@ -53,6 +55,7 @@ class IndexMender:
         self._beside = beside
         self._look_at = look_at
         self._wake = wake
+        self._gatherer = gatherer
         self._suspects: set[tuple[str, str, int]] = set()
         self._busy = False
 
@@ -145,17 +148,22 @@ class IndexMender:
 
     def _walk(self, file: IndexFile, before: IndexFile | None) -> Expected:
         """Walks from the last message of the file before, or its own first one; else over all the log."""
-        begin = before.end_physical_offset if before is not None else file.place_of(1)
+        offset = before.end_physical_offset if before is not None else file.place_of(1)
+        begin = self._log.form_at(offset).place_of(offset)
         if not self._is_edge(begin):
             begin = self._log.start
-        return Expected(self._log, self._delay_levels, begin, lambda topic, queue_id: False, keys=True)
+        return Expected(
+            *(self._log, self._delay_levels, begin, lambda topic, queue_id: False),
+            keys=True,
+            gatherer=self._gatherer,
+        )
 
     def _is_edge(self, offset: int) -> bool:
         segment = self._log.segments.find(offset) if self._log.start <= offset < self._log.end else None
         if segment is None:
             return False
         with Held(segment):
-            return walk_towards(segment, offset, self._log.fence_at) == offset
+            return self._log.form_at(offset).walk_towards(segment, offset, self._log.fence_at) == offset
 
     def _catch_up(self, walk: Expected, new: IndexFile) -> None:
         """Adds what was dispatched meanwhile, while the dispatcher rests."""

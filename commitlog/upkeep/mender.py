@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable
 
 from commitlog.dispatch.expected import Expected
+from commitlog.dispatch.gathering import Gatherer, MakeGatherer
 from commitlog.errors import BadEntry, CommitLogError, CorruptRecord, OffsetNotFound
 from commitlog.kernel.records import check, parse_head
 from commitlog.log.readable_log import ReadableLog
-from commitlog.log.salvage import Held, walk_towards
+from commitlog.log.salvage import Held
 from commitlog.log.writable_log import WritableLog
 from commitlog.queues.consume_queue import ConsumeQueue, ConsumeQueues
 from commitlog.queues.queue_files import PRE_BLANK, UNIT
@@ -77,8 +78,11 @@ class Mender:
         delay_levels: str,
         dispatched: Callable[[], int],
         look_at: Callable[[int], None],
+        gatherer: MakeGatherer = Gatherer,
     ) -> None:
-        """`dispatched`: up to where the log is in the queues.  `look_at(offset)` fences damage there."""
+        """`dispatched`: up to where the log is in the queues.  `look_at(offset)` fences damage there.
+        `gatherer` is the dispatcher's.
+        """
         self.at_work = threading.Lock()
         """Held while a piece of the log is walked.  Take it to keep the next piece from starting."""
         self._log = log
@@ -86,6 +90,7 @@ class Mender:
         self._delay_levels = delay_levels
         self._dispatched = dispatched
         self._look_at = look_at
+        self._gatherer = gatherer
         self._one = threading.Lock()
 
     def mend(self, topic: str, queue_id: int, queue_offset: int) -> bool:
@@ -182,7 +187,9 @@ class Mender:
     def _expected(self, queue: ConsumeQueue, low: int, high: int, begin: int, end: int) -> dict[int, bytes]:
         """The units between `low` and `high`, as the log from `begin` to `end` has them."""
         key = queue.topic, queue.queue_id
-        walk = Expected(self._log, self._delay_levels, begin, lambda *asked: asked == key)
+        walk = Expected(
+            self._log, self._delay_levels, begin, lambda *asked: asked == key, gatherer=self._gatherer
+        )
         units: dict[int, bytes] = {}
         while walk.position < end:
             with self.at_work:
@@ -206,10 +213,10 @@ class Mender:
         if segment is None or log.fence_at(offset) is not None:
             return
         with Held(segment):
-            edge = walk_towards(segment, offset, log.fence_at)
-        if edge == offset and len(log.read_record(offset)) == entry.size:
+            edge = log.form_at(offset).walk_towards(segment, offset, log.fence_at)
+        if edge == log.form_at(offset).place_of(offset) and len(log.read_record(offset)) == entry.size:
             log.fence_range(
-                offset,
+                edge,
                 offset + entry.size,
                 f"its topic, queue or number is not that of {queue}, offset {number}",
             )

@@ -23,9 +23,7 @@ from typing import Protocol
 
 from commitlog.disk.files import Files
 from commitlog.errors import OffsetNotFound
-from commitlog.kernel.records import record_size
-from commitlog.kernel.scan import scan_records
-from commitlog.log.salvage import damage_at, walk_towards
+from commitlog.log.salvage import Form
 from commitlog.log.segment import Segment
 from commitlog.log.segments import Segments
 from commitlog.log.waiters import Signal
@@ -41,6 +39,8 @@ _LOOK_S = 60.0
 # Suspects beyond this many are dropped; readers find them again.
 _SUSPECTS_MAX = 100
 _PAGE_BYTES = 4096
+# What Form.size_at() looks at.
+_HEAD_BYTES = 8
 
 
 class Log(Protocol):
@@ -56,6 +56,8 @@ class Log(Protocol):
     def fences(self) -> tuple[Fence, ...]: ...
 
     def fence_at(self, offset: int) -> Fence | None: ...
+
+    def form_at(self, offset: int) -> Form: ...
 
     def fence_range(self, begin: int, end: int, reason: str) -> None: ...
 
@@ -136,7 +138,9 @@ class Scrub:
             return
         fd = self._files.open_to_read(segment.path)
         try:
-            edge = walk_towards(segment, offset, self._log.fence_at, lambda *place: self._read(fd, *place))
+            edge = self._log.form_at(offset).walk_towards(
+                segment, offset, self._log.fence_at, lambda *place: self._read(fd, *place)
+            )
             if edge <= offset:
                 self._check_damage(segment, fd, edge, min(segment.end, limit))
             else:
@@ -198,7 +202,7 @@ class Scrub:
         limit = min(segment.end, fence.begin) if fence is not None else segment.end
         size = min(max(PIECE_BYTES, needed), limit - position)
         data = self._read(fd, size, position - segment.start)
-        done = scan_records(data, 0, position, segment.end - position, segment_start=segment.start)
+        done = self._log.form_at(position).scan(data, position, segment.end - position, segment.start)
         following = position + done.position
         if done.blank:
             return size, segment.end, 0
@@ -214,15 +218,16 @@ class Scrub:
         def read(size: int, position: int) -> bytes:
             return self._read(fd, size, position)
 
-        wanted = record_size(read(4, offset - segment.start)) or 0
+        form = self._log.form_at(offset)
+        wanted = form.size_at(read(_HEAD_BYTES, offset - segment.start))
         data = read(min(max(PIECE_BYTES, wanted), limit - offset), offset - segment.start)
-        again = scan_records(data, 0, offset, segment.end - offset, segment_start=segment.start)
+        again = form.scan(data, offset, segment.end - offset, segment.start)
         if again.position:
             return offset + again.position
         if again.blank:
             return segment.end
         reason = again.reason or f"wants {again.needed} bytes, {limit - offset} are left"
-        end = min(damage_at(segment, offset, reason, read).end, limit)
+        end = min(form.damage_at(segment, offset, reason, read).end, limit)
         try:
             self._log.fence_range(offset, end, reason)
         except OffsetNotFound:  # retention was quicker

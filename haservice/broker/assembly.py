@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
+from commitlog.dledger.log import MajorityLog
 from commitlog.store import Store
 from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.acl.security import Security
@@ -29,6 +30,7 @@ from haservice.broker.groups.notices import Notices
 from haservice.broker.handlers import Parts, processors_of, sends_of, transaction_check_of
 from haservice.broker.health import Health
 from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.majority.classic import ClassicPart
 from haservice.broker.majority.ha import MajorityHA
 from haservice.broker.majority.keeper import MajorityKeeper, OpenedMember
 from haservice.broker.majority.proof import MajorityProof
@@ -39,6 +41,7 @@ from haservice.broker.metadata.tables import Tables
 from haservice.broker.pull.long_polling import LongPolling
 from haservice.broker.roles.executor import RoleEvents
 from haservice.broker.roles.peer_repair import Repairer
+from haservice.broker.roles.peers import Peers
 from haservice.broker.roles.startup import FollowedMaster, OpenedRole, RoleKeeper
 from haservice.broker.send.durability import Durability, ReplicaProof, Wait
 from haservice.broker.send.processor import SendProcessor
@@ -100,7 +103,7 @@ class BrokerParts:
     slave_sync: SlaveSync
     registration: Registration
     standing: RoleKeeper | MajorityKeeper
-    repairer: Repairer | None
+    repairer: Repairer
     stats: Stats
     clients: ClientTable
     sends: SendProcessor
@@ -159,7 +162,12 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     )
     standing: RoleKeeper | MajorityKeeper
     if isinstance(role, OpenedMember):
-        standing = MajorityKeeper(role, turn=turn_soon, master_addr=lambda: slave_sync.master_addr)
+        peers = Peers(
+            *(broker.broker_name, config.broker_addr, broker.namesrv_addrs, opened.client), lambda: ()
+        )
+        standing = MajorityKeeper(
+            role, peers=peers, turn=turn_soon, master_addr=lambda: slave_sync.master_addr
+        )
     else:
         assert not isinstance(ha, MajorityHA)
         standing = RoleKeeper(
@@ -249,9 +257,11 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         slave_sync=slave_sync,
         registration=registration,
         standing=standing,
-        repairer=Repairer(store.log, standing.sources, standing.peers.reading)
-        if isinstance(standing, RoleKeeper)
-        else None,
+        repairer=Repairer(
+            ClassicPart(store.log) if isinstance(store.log, MajorityLog) else store.log,
+            standing.peers.sources,
+            standing.peers.reading,
+        ),
         stats=stats,
         clients=clients,
         sends=sends,
@@ -271,8 +281,7 @@ def connect(parts: BrokerParts, health: Health) -> None:
     store.flusher.on_flushed = long_polling.on_mark
     store.dispatcher.on_arrival = _arrivals_to(parts)
     store.dispatcher.awaited = lambda: len(long_polling) > 0
-    if (repairer := parts.repairer) is not None:
-        store.log.on_fences = lambda _: repairer.wake()
+    store.log.on_fences = lambda _: parts.repairer.wake()
     if isinstance(parts.ha, MasterHAService):
         parts.ha.return_waits_to(parts.durability.replicated)
     elif isinstance(parts.ha, MajorityHA):

@@ -283,8 +283,7 @@ class BrokerNode:
         running.add("sends", lambda deadline: self._stop_sends(parts, deadline))
         parts.server.call_soon(self._tick, parts)
         running.run("broker-persist", parts.tables.persistence)
-        if parts.repairer is not None:
-            running.run("log-repair", parts.repairer)
+        running.run("log-repair", parts.repairer)
         if parts.ha_samples is not None:
             running.run("ha-samples", parts.ha_samples)
         if parts.is_slave:

@@ -14,7 +14,7 @@
     wire.py        messages in RocketMQ's frames
     settings.py    who is in the group, intervals, bounds
     events.py      what a member is told, and what it wants done
-    entry_log.py   what a member needs of its log
+    log/           what a member needs of its log, runs of entries, mending
     state.py       role, term, vote, leader; questions that wait for an answer
     ballot.py      one round of votes, and its seven outcomes
     election.py    when to ask for votes, whom to vote for, whom to follow

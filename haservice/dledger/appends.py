@@ -7,9 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import Bodies, EntryLogError
 from haservice.dledger.events import AnswerAsked, AppendEnded, AppendPlaced
-from haservice.dledger.ledger_run import span_of
+from haservice.dledger.log.entry_log import Bodies, EntryLogError
+from haservice.dledger.log.ledger_run import span_of
 from haservice.dledger.messages import AppendEntryRequest, AppendEntryResponse
 from haservice.dledger.state import TermState
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode, PushType
-from haservice.dledger.ledger_run import LedgerRun, span_of
+from haservice.dledger.log.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
 
@@ -171,6 +171,10 @@ class EntryDispatcher:
         self._pushed_s = state.now_s
         state.ask(self.peer, request, answered)
 
+    def _await_mending(self) -> None:
+        """What comes next is damaged: the follower waits until it is mended."""
+        self._paused_until_s = self._state.now_s + self._state.settings.push_pause_s
+
     def _matches(self, index: int) -> None:
         if index > self.match_index:
             self.match_index = index
@@ -203,8 +207,11 @@ class EntryDispatcher:
         log = self._state.log
         if not log.begin_index <= self._at <= log.end_index:
             self._compare()
-        kind = self.mode
-        request = self._request(kind, (log.read(self._at),))
+        kind, entry = self.mode, self._state.read(self._at)
+        if entry is None:
+            self._await_mending()
+            return
+        request = self._request(kind, (entry,))
         self._asked_s = self._state.now_s
         self._ask(request, self._on_truncated if kind is PushType.TRUNCATE else self._on_compared)
 
@@ -293,7 +300,10 @@ class EntryDispatcher:
         most = min(
             state.log.end_index - self._write_index + 1, settings.in_flight_max - self._in_flight_entries
         )
-        entries = state.log.read_some(self._write_index, most, settings.batch_push_bytes_max)
+        entries = state.read_some(self._write_index, most, settings.batch_push_bytes_max)
+        if not entries:
+            self._await_mending()
+            return False
         span = span_of(entries)
         size = span.end - span.pos
         if state.log.end_pos - span.pos >= settings.throttle_behind_bytes:

@@ -87,8 +87,8 @@ class LeaderElector:
 
     def _begin_round(self) -> None:
         state = self._state
-        if not state.log.is_writable:
-            # A leader that cannot write is none.
+        if not state.may_lead:
+            # A leader that cannot write, or push what it has, is none.
             self._wait(state.settings.patience_s)
             return
         preliminary = not (self._stands_on and state.term == self._standing_term)

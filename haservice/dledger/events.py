@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import Bodies
+from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.messages import LedgerEntry, MemberMessage
 
 # -- events -----------------------------------------------------------------------------------------
@@ -64,7 +64,14 @@ class HandOverTo:
     to: str
 
 
-MemberEvent = RequestCame | PeerAnswered | AppendBodies | LogSynced | TimePassed | HandOverTo
+@dataclass(frozen=True, slots=True)
+class LogDamaged:
+    """Who reads the log has found these entries damaged; an EntryMended follows for each, at once or much later."""
+
+    indexes: tuple[int, ...]
+
+
+MemberEvent = RequestCame | PeerAnswered | AppendBodies | LogSynced | TimePassed | HandOverTo | LogDamaged
 
 # -- actions ----------------------------------------------------------------------------------------
 
@@ -148,6 +155,20 @@ class TellOperator:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class DamageFound:
+    """This entry of the log is damaged: nobody should read it."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryMended:
+    """This entry is sound, or not there any more."""
+
+    index: int
+
+
 MemberAction = (
     SaveTerm
     | AskPeer
@@ -158,4 +179,6 @@ MemberAction = (
     | CommittedTo
     | RoleIs
     | TellOperator
+    | DamageFound
+    | EntryMended
 )

@@ -12,14 +12,14 @@ are committed: the commit index says nothing about a tail that nobody has compar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from haservice.dledger.codes import DLedgerResponseCode, PushType
 from haservice.dledger.election import LeaderElector
-from haservice.dledger.entry_log import EntryLogError
 from haservice.dledger.events import AnswerAsked, TellOperator
-from haservice.dledger.ledger_run import LedgerRun, span_of
+from haservice.dledger.log.entry_log import EntryLogError
+from haservice.dledger.log.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
 
@@ -95,7 +95,7 @@ class EntryHandler:
         """Answers what has become durable."""
         if not self._held:
             return
-        durable = self._state.log.durable_index
+        durable = self._state.counted_index
         held, self._held = self._held, []
         for index, push in held:
             if index <= durable:
@@ -123,18 +123,18 @@ class EntryHandler:
             self._waiting[first] = push
 
     def _append(self, push: _Push) -> None:
-        code = self._take(push.request.entries)
+        code = self._take(push.request)
         if code is _OK:
             self._agree(push, span_of(push.request.entries).last)
         else:
             self._answer(push, code)
 
-    def _take(self, entries: Sequence[LedgerEntry]) -> DLedgerResponseCode:
-        """SUCCESS if they are in the log."""
-        log = self._state.log
+    def _take(self, request: PushEntryRequest) -> DLedgerResponseCode:
+        """SUCCESS if its entries are in the log."""
+        log, entries = self._state.log, request.entries
         there = max(0, min(len(entries), log.end_index - span_of(entries).first + 1))
         for entry in entries[:there]:
-            if not self._has(entry):
+            if not self._has(entry, request):
                 return _INCONSISTENT
             self.agreed_index = max(self.agreed_index, entry.index)
         if there == len(entries):
@@ -150,9 +150,22 @@ class EntryHandler:
             self.agreed_index = log.end_index
         return _OK
 
-    def _has(self, entry: LedgerEntry) -> bool:
-        log = self._state.log
-        return log.begin_index <= entry.index <= log.end_index and log.read(entry.index).same_as(entry)
+    def _has(self, entry: LedgerEntry, request: PushEntryRequest) -> bool:
+        """Whether the log has the entry.  If it had, and that is damaged, it has it again: this is it."""
+        log, state = self._state.log, self._state
+        if not log.begin_index <= entry.index <= log.end_index:
+            return False
+        found = state.read(entry.index)
+        if found is not None:
+            return found.same_as(entry)
+        try:
+            mended = log.mend(entry, committed=entry.index <= request.commit_index)
+        except EntryLogError as error:
+            state.actions.append(TellOperator(str(error)))
+            return False
+        if mended:
+            state.is_mended(entry.index)
+        return mended
 
     def _agree(self, push: _Push, index: int) -> None:
         """Up to `index` this log is the leader's: commits, and answers once it is durable."""
@@ -177,7 +190,7 @@ class EntryHandler:
     def _on_compare(self, push: _Push) -> None:
         self._end_waiting(_LATER)
         entry = push.request.entries[0]
-        if self._has(entry):
+        if self._has(entry, push.request):
             self._agree(push, entry.index)
         else:
             self._answer(push, _INCONSISTENT)
@@ -186,7 +199,7 @@ class EntryHandler:
         self._end_waiting(_LATER)
         entry = push.request.entries[0]
         try:
-            done = self._cut_behind(entry) if self._has(entry) else self._begin_at(entry)
+            done = self._cut_behind(entry) if self._has(entry, push.request) else self._begin_at(entry)
         except EntryLogError as error:
             self._answer(push, error.code)
             return
@@ -202,6 +215,7 @@ class EntryHandler:
             return self._refuse_cut(last + 1)
         if last < log.end_index:
             log.truncate_from(last + 1)
+            self._state.forget_what_is_gone()
         return True
 
     def _begin_at(self, entry: LedgerEntry) -> bool:
@@ -209,6 +223,7 @@ class EntryHandler:
         if entry.index <= max(self._state.committed_index, self.agreed_index):
             return self._refuse_cut(entry.index)
         self._state.log.begin_at(entry)
+        self._state.forget_what_is_gone()
         return True
 
     def _refuse_cut(self, index: int) -> bool:

@@ -16,8 +16,8 @@ from haservice.dledger.appends import PendingAppends
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.dispatcher import EntryDispatcher
 from haservice.dledger.election import LeaderElector
-from haservice.dledger.entry_log import EntryLogError
 from haservice.dledger.events import TellOperator
+from haservice.dledger.log.entry_log import EntryLogError
 from haservice.dledger.messages import HeartBeatRequest, HeartBeatResponse, MemberMessage
 from haservice.dledger.state import TermState
 
@@ -73,8 +73,11 @@ class Leadership:
             return
         if state.now_s > self._lease_until_s:
             self._elector.step_down()
-        elif not state.log.is_writable:
-            state.actions.append(TellOperator("steps down: its disk is full, or has failed"))
+        elif not state.may_lead:
+            why = "its disk is full, or has failed"
+            if state.log.is_writable:
+                why = f"damaged before they were committed: entries {sorted(state.damaged)[-10:]}"
+            state.actions.append(TellOperator(f"steps down: {why}"))
             self._elector.step_down()
 
     @property
@@ -151,9 +154,7 @@ class Leadership:
 
     def commit(self) -> None:
         state = self._state
-        index = quorum_index(
-            [state.log.durable_index, *(one.match_index for one in self.dispatchers.values())]
-        )
+        index = quorum_index([state.counted_index, *(one.match_index for one in self.dispatchers.values())])
         is_new = index > state.committed_index and index >= state.log.begin_index
         if is_new and state.log.term_at(index) == state.term:
             state.commit_to(index)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from haservice.dledger.appends import PendingAppends
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.election import LeaderElector
-from haservice.dledger.entry_log import EntryLog
 from haservice.dledger.events import (
     AnswerAsked,
     AppendBodies,
     HandOverEnded,
     HandOverTo,
+    LogDamaged,
     LogSynced,
     MemberAction,
     MemberEvent,
@@ -28,6 +28,8 @@ from haservice.dledger.events import (
 )
 from haservice.dledger.follower import EntryHandler
 from haservice.dledger.leadership import Leadership
+from haservice.dledger.log.entry_log import EntryLog
+from haservice.dledger.log.mending import EntryMending
 from haservice.dledger.messages import (
     AppendEntryRequest,
     GetEntriesRequest,
@@ -85,8 +87,10 @@ class DLedgerMember:
         self._leadership = Leadership(state, self._elector, self._appends)
         self._handler = EntryHandler(state, self._elector)
         self._transfer = LeadershipTransfer(state, self._elector, self._leadership, self._appends)
-        parts = (self._elector, self._leadership, self._handler, self._transfer)
+        self._mending = EntryMending(state)
+        parts = (self._elector, self._leadership, self._handler, self._transfer, self._mending)
         state.on_role += [part.on_role for part in parts]
+        state.on_mended.append(self._handler.release)
         self._begun = False
 
     # -- what it is ---------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ class DLedgerMember:
     @property
     def next_due_s(self) -> float:
         """When TimePassed has something to do, if nothing else happens."""
-        parts = (self._elector, self._leadership, self._handler, self._transfer)
+        parts = (self._elector, self._leadership, self._handler, self._transfer, self._mending)
         return min(self.state.calls_due_s, *(part.due_s for part in parts))
 
     # -- a step -------------------------------------------------------------------------------------
@@ -154,6 +158,7 @@ class DLedgerMember:
         self._transfer.on_time()
         self._elector.on_time()
         self._handler.on_time()
+        self._mending.on_time()
         self._leadership.on_time()
         self._leadership.pump()
         actions = state.actions[:]
@@ -168,6 +173,8 @@ class DLedgerMember:
                 self.state.answered(call, answer)
             case AppendBodies(token, bodies, term):
                 self._appends.append(token, bodies, None, term)
+            case LogDamaged(indexes):
+                self._mending.found(indexes)
             case LogSynced():
                 self._handler.release()
             case HandOverTo(token, to):
@@ -205,17 +212,20 @@ class DLedgerMember:
                 self._refuse(token, request, DLedgerResponseCode.UNSUPPORTED)
 
     def _on_get(self, token: object, request: GetEntriesRequest) -> None:
-        """Of the leader only, and only what is committed."""
-        state, index = self.state, request.begin_index
-        if not state.is_leader:
+        """Of the leader only, and only what is committed; to who mends its log, all there is, of anybody."""
+        state, index, mends = self.state, request.begin_index, bool(request.mends)
+        if not state.is_leader and not mends:
             self._refuse(token, request, DLedgerResponseCode.NOT_LEADER)
         elif index < state.log.begin_index:
             self._refuse(token, request, DLedgerResponseCode.INDEX_LESS_THAN_LOCAL_BEGIN)
-        elif not 0 <= index <= state.committed_index:
+        elif not 0 <= index <= (state.log.end_index if mends else state.committed_index):
             self._refuse(token, request, DLedgerResponseCode.INDEX_OUT_OF_RANGE)
+        elif (entry := state.read(index)) is None:
+            self._refuse(token, request, DLedgerResponseCode.DISK_ERROR)
         else:
-            entries = (state.log.read(index),)
-            self._answer(token, GetEntriesResponse(**state.base(request.local_id), entries=entries))
+            committed = state.committed_index if mends else None
+            base = state.base(request.local_id)
+            self._answer(token, GetEntriesResponse(**base, entries=(entry,), committed_index=committed))
 
     def _refuse(self, token: object, request: MemberMessage, code: DLedgerResponseCode) -> None:
         self._answer(token, refusal(RESPONSES[type(request)], request, code, self.state.leader_id))

@@ -4,9 +4,11 @@
     member → member    VOTE  HEART_BEAT  PUSH  PULL (nobody serves it)
     either → leader    LEADERSHIP_TRANSFER
 
-Three members are ours.  Stock peers ignore them, and do without them:
+Some fields are ours.  Stock peers ignore them, and do without them:
 
     VoteRequest.preVote          asks how a vote in the next term would go; nobody changes anything for it
+    GetEntriesRequest.mends      wants the entry of whoever has it, also of a follower, to put back a damaged one
+    GetEntriesResponse.committedIndex  answers that: what this member knows to be committed
     HeartBeatRequest.intervalMs  how often this leader beats; one that does not say it is stock, and beats every 2 s
     PushEntryResponse.takesRuns  this follower takes entries as they are stored (wire.py), not only as JSON
 """
@@ -200,11 +202,13 @@ class AppendEntryResponse(MemberMessage):
 class GetEntriesRequest(MemberMessage):
     begin_index: OffsetOrNone = -1
     max_size: int = 0
+    mends: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetEntriesResponse(MemberMessage):
     entries: Sequence[LedgerEntry] = ()
+    committed_index: OffsetOrNone | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

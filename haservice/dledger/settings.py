@@ -56,6 +56,10 @@ class MemberSettings:
     """At a follower: pushes that came before the one they follow."""
     fast_forward_s: float = 0.5
     """So long they wait for it (1000)."""
+    mend_again_s: float = 5.0
+    """So long after all were asked in vain for a damaged entry, twice as long each time, up to a minute."""
+    damaged_max: int = 1000
+    """Damaged entries that are known at a time; others are found again."""
     preferred_leaders: tuple[str, ...] = ()  # preferredLeaderIds
     preferred_check_s: float = 1.0
     transfer_lag_max: int = 1000  # maxLeadershipTransferWaitIndex

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import EntryLog
-from haservice.dledger.events import AskPeer, CommittedTo, MemberAction, MemberRole, RoleIs, SaveTerm
-from haservice.dledger.messages import MemberMessage
+from haservice.dledger.events import (
+    AskPeer,
+    CommittedTo,
+    DamageFound,
+    EntryMended,
+    MemberAction,
+    MemberRole,
+    RoleIs,
+    SaveTerm,
+)
+from haservice.dledger.log.entry_log import EntryDamaged, EntryLog
+from haservice.dledger.messages import LedgerEntry, MemberMessage
 from haservice.dledger.settings import MemberSettings
 
 OnAnswer = Callable[[Any], None]
@@ -40,9 +49,13 @@ class TermState:
         self.term, self.vote = term, vote
         self.leader_id: str | None = None
         self.committed_index = min(committed_index, log.end_index)
+        self.damaged: set[int] = set()
+        """Entries of the log that are known to be damaged."""
         self.actions: list[MemberAction] = []
         self.on_role: list[Callable[[], None]] = []
         """Called after each change of role, term or leader."""
+        self.on_mended: list[Callable[[], None]] = []
+        """Called when more may count than before."""
         self._calls: dict[int, tuple[float, OnAnswer]] = {}
         self.asked = asked
         """The number of the last question to a peer."""
@@ -73,6 +86,17 @@ class TermState:
     @property
     def is_candidate(self) -> bool:
         return self.role is MemberRole.CANDIDATE
+
+    @property
+    def counted_index(self) -> int:
+        """Up to here this log counts for a majority: durable, and sound.  What is committed needs this copy no more."""
+        first = min((index for index in self.damaged if index > self.committed_index), default=math.inf)
+        return int(min(self.log.durable_index, first - 1))
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether this member could append, and push what it has."""
+        return self.log.is_writable and all(index <= self.committed_index for index in self.damaged)
 
     def base(self, to: str | None = None) -> dict[str, Any]:
         """The base fields of a message of ours."""
@@ -132,6 +156,41 @@ class TermState:
         if index > self.committed_index:
             self.committed_index = index
             self.actions.append(CommittedTo(index))
+
+    def read(self, index: int) -> LedgerEntry | None:
+        """None if it is damaged: then it is asked for."""
+        try:
+            return self.log.read(index)
+        except EntryDamaged:
+            self.found_damaged(index)
+            return None
+
+    def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
+        """As the log's; none if the first one is damaged: then it is asked for."""
+        try:
+            return self.log.read_some(index, most, max_bytes)
+        except EntryDamaged:
+            self.found_damaged(index)
+            return ()
+
+    def found_damaged(self, index: int) -> None:
+        if index not in self.damaged and len(self.damaged) < self.settings.damaged_max:
+            self.damaged.add(index)
+            self.actions.append(DamageFound(index))
+
+    def is_mended(self, index: int) -> None:
+        """It is sound again, or gone."""
+        if index in self.damaged:
+            self.damaged.discard(index)
+            self.actions.append(EntryMended(index))
+            for call in self.on_mended:
+                call()
+
+    def forget_what_is_gone(self) -> None:
+        """The log was cut: another entry may come to the place of a damaged one."""
+        for index in sorted(self.damaged):
+            if not self.log.begin_index <= index <= self.log.end_index:
+                self.is_mended(index)
 
     def _save(self) -> None:
         self.actions.append(SaveTerm(self.term, self.vote))

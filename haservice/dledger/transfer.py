@@ -154,7 +154,7 @@ class LeadershipTransfer:
             pass  # it has asked for votes
         elif state.term != request.term or state.leader_id != request.transfer_id:
             self._end_taking(DLedgerResponseCode.INCONSISTENT_TERM)
-        elif state.log.end_index >= request.take_leadership_ledger_index and state.log.is_writable:
+        elif state.log.end_index >= request.take_leadership_ledger_index and state.may_lead:
             elector.taking_term = state.term + 1
             elector.stand()
 

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from commitlog.dledger.run import EntryRun
 from commitlog.errors import CorruptEntry
 from haservice.dledger.codes import DLedgerRequestCode, DLedgerResponseCode
-from haservice.dledger.ledger_run import LedgerRun
+from haservice.dledger.log.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,

@@ -40,6 +40,7 @@ class Faults:
             (1.0, self._slow_disk),
             (1.0, self._hand_over),
             (0.7, self._expire),
+            (1.5, self._flip),
         ]
         # Each seed has some kinds often, others seldom or never.
         self._kinds = [
@@ -77,7 +78,9 @@ class Faults:
             if node.log.has_failed:
                 node.crash()
             node.boot()
+            node.heal_clock()
             node.thaw()
+            node.scrub()
 
     def _after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._world.clock.after(delay_s, call)
@@ -129,6 +132,28 @@ class Faults:
 
     def _expire(self) -> None:
         self._any().expire()
+
+    def _flip(self) -> None:
+        """A bit flips in an entry that another member has, too; somebody reads it now or later, or nobody."""
+        node, world = self._any(), self._world
+        log = node.log
+        if log.end_index < 0:
+            return
+        index = world.source.randint(max(log.begin_index, log.end_index - 30), log.end_index)
+        entry = log.now.get(index)
+        others = [one for one in world.nodes if one is not node]
+        if (
+            entry is None
+            or not log.holds_durably(entry)
+            or any(index in one.log.damaged for one in others)
+            or not any(one.log.now.get(index) is not None and one.log.holds_durably(entry) for one in others)
+        ):
+            return
+        log.damaged.add(index)
+        world.count["flipped"] += 1
+        world.note(f"{node.name} {index} of term {entry.term} is damaged")
+        if world.source.random() < 0.8:
+            self._after(self._span() / 2, node.scrub)
 
     # -- disks --------------------------------------------------------------------------------------
 

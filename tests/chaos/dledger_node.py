@@ -13,6 +13,7 @@ from haservice.dledger.events import (
     AppendPlaced,
     AskPeer,
     CommittedTo,
+    LogDamaged,
     LogSynced,
     MemberAction,
     MemberEvent,
@@ -53,6 +54,7 @@ class Node:
         self.log = MemoryLog(flushes=flushes)
         self.log.on_append = lambda entry, before: world.appended(self, entry, before)
         self.log.on_cut = lambda entries: world.cut(self, entries)
+        self.log.on_mend = lambda entry: world.mended(self, entry)
         self.saved: tuple[int, str | None] = (0, None)
         self.checkpoint = -1
         self.member: DLedgerMember | None = None
@@ -90,6 +92,11 @@ class Node:
         self._clock_offset_s += seconds
         self.step(TimePassed())
 
+    def heal_clock(self) -> None:
+        """A clock that was put back goes on from where it was: until then the member would do nothing by time."""
+        if self.member is not None:
+            self._clock_offset_s += max(0.0, self.member.state.now_s - self.now_s)
+
     # -- life ---------------------------------------------------------------------------------------
 
     def boot(self) -> None:
@@ -111,7 +118,13 @@ class Node:
         self._syncing = False
         self._wake_at_s = math.inf
         self.step(TimePassed())
+        self.scrub()
         self._sync_later()
+
+    def scrub(self) -> None:
+        """Who reads the log finds what is damaged in it."""
+        if self.log.damaged:
+            self.step(LogDamaged(tuple(self.log.damaged)))
 
     def crash(self, *, power: bool = False) -> None:
         if power:
@@ -230,6 +243,9 @@ class Node:
             self.step(AppendBodies(number, bodies))
 
     def expire(self) -> None:
-        """Old entries that are committed everywhere it matters go."""
+        """Old entries that are committed everywhere it matters go; not those that another one may have to ask for."""
         if self.member is not None:
-            self.log.expire_before(self.member.checkpoint_index - self.world.source.randint(0, 10))
+            damaged = [min(one.log.damaged) for one in self.world.nodes if one.log.damaged]
+            self.log.expire_before(
+                min(self.member.checkpoint_index - self.world.source.randint(0, 10), *damaged, 1 << 60)
+            )

@@ -12,6 +12,7 @@ After each step these are looked at, as the step may have broken them:
     state-machine safety   what is committed at an index is the same everywhere, and for ever
     an OK                  a majority has the entry durably; it lies behind every OK that was known when it was sent
     a cut                  nothing that is committed goes with it
+    a mended entry         is the one that was there
 """
 
 from __future__ import annotations
@@ -261,12 +262,20 @@ class World:
                 self.broken(Violation.LOST, f"{node.name} cuts {entry.index}, which is committed")
                 return
 
+    def mended(self, node: Node, entry: LedgerEntry) -> None:
+        self.count["mended"] += 1
+        known = self._known.get((entry.index, entry.term))
+        if known is None or known[0] != entry.body:
+            text = f"{node.name} puts {entry.body[:9]!r} into its place {entry.index} of term {entry.term}: {known}"
+            self.broken(Violation.DIVERGED, f"log matching: {text}")
+
     def committed(self, node: Node, index: int) -> None:
         assert node.member is not None
         term = node.member.term
         begin = max(self._committed_by.get(node.name, -1) + 1, node.log.begin_index)
         for at in range(begin, index + 1):
-            entry = node.log.read(at)
+            entry = node.log.now.get(at)
+            assert entry is not None
             known = self._committed.setdefault(at, (entry, term))
             if not known[0].same_as(entry):
                 text = f"{node.name} commits term {entry.term} at {at}, and term {known[0].term} is committed"
@@ -355,6 +364,13 @@ class World:
             self.broken(Violation.NOT_SETTLED, f"{elections} elections though nothing is wrong any more")
         for node in self.nodes:
             assert node.member is not None
+            others = [one.log.now for one in self.nodes if one is not node]
+            damaged = [
+                at for at in sorted(node.log.damaged) if any(one.get(at) is not None for one in others)
+            ]
+            if damaged:
+                text = f"{node.name} has damaged entries, which others have: {damaged}"
+                self.broken(Violation.NOT_SETTLED, text)
             if node.member.committed_index < self.ok_index - 4:
                 text = f"{node.name} has committed {node.member.committed_index} of {self.ok_index}"
                 self.broken(Violation.NOT_SETTLED, text)

@@ -14,7 +14,7 @@ from commitlog.kernel.records import body_crc
 from haservice.bounds import OFFSET_MAX
 from haservice.configuration.dledger_settings import parse_peers
 from haservice.dledger.codes import DLedgerRequestCode, DLedgerResponseCode, PushType, VoteResult
-from haservice.dledger.ledger_run import LedgerRun
+from haservice.dledger.log.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
     GetEntriesResponse,

@@ -16,7 +16,7 @@ from haservice.dledger.events import (
     RequestCame,
     TellOperator,
 )
-from haservice.dledger.ledger_run import LedgerRun
+from haservice.dledger.log.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,

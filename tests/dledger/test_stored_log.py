@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import EntryLogError, EntryLogFull, EntryMisplaced, EntryRefused
+from haservice.dledger.log.entry_log import EntryLogError, EntryLogFull, EntryMisplaced, EntryRefused
 from haservice.dledger.messages import LedgerEntry
 from haservice.dledger.node.stored_log import FULL_FOR_S, StoredLog
 from tests.commitlog.dledger.stores import FILE_BYTES, all_entries, body, open_entries

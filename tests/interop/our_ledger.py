@@ -1,4 +1,4 @@
-"""A DLedger node of ours in a process of its own: the commands of java/Ledger.java, a line each.
+"""A DLedger node of ours in a process of its own: the commands of java/Ledger.java, a line each; and `damaged`.
 
 Arguments: DIRECTORY ID PEERS DATA_FILE_BYTES INDEX_FILE_BYTES HEARTBEAT_MS
 """
@@ -62,6 +62,9 @@ def answer(node: DLedgerNode, words: list[str]) -> str:
             while node.status.role is not MemberRole.LEADER:
                 assert time.monotonic() < until_s, "does not lead"
                 time.sleep(0.01)
+            return ""
+        case ["damaged", *indexes]:
+            node.damaged([int(index) for index in indexes])
             return ""
         case ["stop"]:
             assert node.stop(), "a thread still runs"

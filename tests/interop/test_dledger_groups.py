@@ -20,6 +20,7 @@ from haservice.remoting.client import BlockingClient
 from tests.commitlog.dledger.stores import all_entries
 from tests.interop.dledger import GROUP, LedgerNode, LedgerProcess, java, python
 from tests.interop.stock import requires_stock
+from tests.support.flips import flip
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -166,3 +167,52 @@ def test_either_kind_leads_is_handed_over_to_and_is_killed_and_no_acknowledged_e
     assert logs["n0"] == logs["n1"] == logs["n2"]
     assert {entry.index: entry.body for entry in logs["n0"] if entry.index in acked} == acked
     assert len(acked) > 200
+
+
+def test_a_stock_leader_gives_a_damaged_entry_and_a_stock_follower_does_not(tmp_path: Path) -> None:
+    """Then the operator hands over to it."""
+    group = Group(tmp_path, ("n1", "n2"))
+    try:
+        group.wait_for_leader()
+        group.clients.ask("load", str(CLIENT_THREADS))
+        group.lead("n1", "n2")
+        group.up.pop("n0").stop()
+        entries = {entry.index: entry for entry in group.entries("n0")}
+        for index in (5, 40):
+            _flip_in_head(tmp_path, entries[index])
+        group.start("n0")
+        group.wait_for_leader()
+        _mended(group, entries, 5, 40)
+        group.lead("n0")
+        _flip_in_head(tmp_path, entries[7])
+        group.up["n0"].ask("damaged", "7")
+        errors = tmp_path / "home-n0" / "err"
+        wait_until(lambda: "only while it leads" in errors.read_text(), "the operator is told", LEADS_S)
+        group.lead("n1", "n2")
+        _mended(group, entries, 7)
+        group.halt()
+        for node in group.up.values():
+            node.stop()
+        assert group.entries("n0") == group.entries("n1") == group.entries("n2")
+    finally:
+        group.close()
+
+
+def _flip_in_head(directory: Path, entry: LogEntry) -> None:
+    """Stock nodes sum no bodies: what flips there nobody can tell."""
+    start = entry.position // DATA_FILE_BYTES * DATA_FILE_BYTES
+    flip(directory / "dledger-n0" / "data" / f"{start:020d}", entry.position - start + 31)
+
+
+def _mended(group: Group, entries: dict[int, LogEntry], *indexes: int) -> None:
+    node = group.up["n0"]
+    node.ask("damaged", *map(str, indexes))
+
+    def sound(index: int) -> bool:
+        try:
+            return node.get(index) == entries[index]
+        except AssertionError:
+            return False
+
+    for index in indexes:
+        wait_until(lambda index=index: sound(index), f"entry {index} is mended", LEADS_S)  # type: ignore[misc]

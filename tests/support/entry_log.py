@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from commitlog.dledger.run import EntryRun
-from haservice.dledger.entry_log import EntryLogError, EntryLogFull, EntryMisplaced
-from haservice.dledger.ledger_run import LedgerRun, to_log_entry
+from haservice.dledger.log.entry_log import EntryDamaged, EntryLogError, EntryLogFull, EntryMisplaced
+from haservice.dledger.log.ledger_run import LedgerRun, to_log_entry
 from haservice.dledger.messages import LedgerEntry
 
 # A file of the log; an entry that does not fit into the rest of one begins in the next.
@@ -70,6 +70,9 @@ class MemoryLog:
         """The entry, and the one before it."""
         self.on_cut: Callable[[list[LedgerEntry]], None] = _never
         """What is cut off."""
+        self.on_mend: Callable[[LedgerEntry], None] = _never
+        self.damaged: set[int] = set()
+        """Entries whose bytes are not what was written, though their index still leads to them."""
 
     # -- an EntryLog --------------------------------------------------------------------------------
 
@@ -94,12 +97,18 @@ class MemoryLog:
         return not (self.is_full or self.has_failed)
 
     def term_at(self, index: int) -> int:
-        return -1 if index == -1 else self.read(index).term
+        entry = self.now.get(index)
+        return -1 if index == -1 or entry is None else entry.term
 
     def read(self, index: int) -> LedgerEntry:
         entry = self.now.get(index)
         assert entry is not None, f"entry {index} is not within {self.begin_index} … {self.end_index}"
+        if index in self.damaged:
+            raise EntryDamaged(index, "a bit has flipped")
         return entry
+
+    def is_sound(self, index: int) -> bool:
+        return index not in self.damaged
 
     def append_as_leader(self, term: int, bodies: Sequence[bytes]) -> list[LedgerEntry]:
         self._check()
@@ -113,7 +122,7 @@ class MemoryLog:
 
     def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
         some = [self.read(index)]
-        while len(some) < most and index + len(some) <= self.end_index:
+        while len(some) < most and index + len(some) <= self.end_index and self.is_sound(index + len(some)):
             entry = self.read(index + len(some))
             end = some[-1].pos + some[-1].size
             if entry.pos != end or end + entry.size - some[0].pos > max_bytes:
@@ -136,15 +145,27 @@ class MemoryLog:
         if self.has_failed:
             raise EntryLogError("the disk has failed")
         self.on_cut(self.now.list[index - self.now.begin :])
+        self.damaged = {one for one in self.damaged if one < index}
         self._change(("cut", index, None))
         self._durable = min(self._durable, index - 1)
 
     def begin_at(self, entry: LedgerEntry) -> None:
         self._check()
         self.on_cut([one for one in self.now.list if one.index >= entry.index])
+        self.damaged = set()
         self._change(("begin", entry.index, entry))
         self._durable = -1
         self.on_append(entry, None)
+
+    def mend(self, entry: LedgerEntry, *, committed: bool) -> bool:
+        if self.has_failed:
+            raise EntryLogError("the disk has failed")
+        known = self.now.get(entry.index)
+        if known is None or (known.term, known.pos, known.size) != (entry.term, entry.pos, entry.size):
+            return False
+        self.on_mend(entry)
+        self.damaged.discard(entry.index)
+        return True
 
     def _check(self) -> None:
         if self.has_failed:
@@ -179,6 +200,7 @@ class MemoryLog:
             self.disk.change(change)
         self.unsynced = []
         self.now.begin, self.now.list = self.disk.begin, list(self.disk.list)
+        self.damaged = {one for one in self.damaged if one <= self.now.end}
         self._durable = self.now.end
 
     def expire_before(self, index: int) -> None:
@@ -187,6 +209,7 @@ class MemoryLog:
             if entries.begin < index <= entries.end:
                 del entries.list[: index - entries.begin]
                 entries.begin = index
+        self.damaged = {one for one in self.damaged if one >= self.now.begin}
 
     def holds_durably(self, entry: LedgerEntry) -> bool:
         """Or did: only what is committed and durable expires."""

@@ -13,6 +13,7 @@ pair's roles does, and the log goes on meanwhile.
 
     member.py    the process's member of its group; a classic log changes over here
     proof.py     sends that wait for a majority
+    classic.py   damage of the classic files below the entries
     ha.py        what replication tells of itself in this mode
     keeper.py    which role a broker has, and when it has to turn
     startup.py   the role in which a node starts

@@ -13,11 +13,12 @@ that make or unmake a pair's master are refused here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commitlog.store import Store
 from haservice.broker.majority.member import BrokerMember
+from haservice.broker.roles.peers import Peers
 from haservice.broker.roles.rules import RoleInForce
 from haservice.broker.roles.state import RoleState, refused
 from haservice.configuration.settings import NodeConfig
@@ -72,10 +73,13 @@ class MajorityKeeper:
         self,
         opened: OpenedMember,
         *,
+        peers: Peers,
         turn: Callable[[str], None],
         master_addr: Callable[[], str | None],
     ) -> None:
+        """`peers` are the brokers of the other members."""
         self.role = opened.role
+        self.peers = peers
         self._opened = opened
         self._member = opened.member
         self._turn = turn
@@ -117,10 +121,6 @@ class MajorityKeeper:
     def state(self) -> RoleState:
         return self._opened.state
 
-    def sources(self) -> Sequence[str]:
-        """Nobody is asked for what is damaged."""
-        return []
-
     def gauges(self) -> Mapping[str, str]:
         """Entries for request 28."""
         member, status = self._member, self._member.status
@@ -140,6 +140,7 @@ class MajorityKeeper:
             "dLegerEndIndex": str(member.node.store.end_index),
             "dLegerEntriesBehind": " ".join(f"{peer}:{lag}" for peer, lag in behind.items()),
             "dLegerTrouble": member.failure or member.node.resting,
+            "dLegerDamagedEntries": " ".join(map(str, member.damaged)),
         }
 
     def _why(self) -> str:

@@ -12,24 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from commitlog.disk.files import OSFiles
 from commitlog.dledger.changing_over import change_over
 from commitlog.dledger.layout import NONE
-from commitlog.dledger.log import MajorityLog, first_body, stamp_place
+from commitlog.dledger.log import first_body, stamp_place
 from commitlog.dledger.majority import MajorityStore
 from commitlog.dledger.store import EntryStoreOptions
-from commitlog.errors import LogNotWritable
+from commitlog.errors import CommitLogError, LogNotWritable
 from commitlog.log.waiters import Signal
 from haservice.broker.services import flushes_at_once, store_host_of
 from haservice.configuration.dledger_settings import parse_peers
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import Bodies, SpacedRecords
 from haservice.dledger.events import MemberRole
+from haservice.dledger.log.entry_log import Bodies, SpacedRecords
 from haservice.dledger.member import PeerProgress
 from haservice.dledger.messages import LedgerEntry
 from haservice.dledger.node.node import DLedgerNode
@@ -59,7 +59,7 @@ class Attached(NamedTuple):
     `loop` is where its sends are appended and answered.
     """
 
-    log: MajorityLog
+    store: MajorityStore
     office: int | None
     on_committed: Callable[[int], None]
     on_office_lost: Callable[[], None]
@@ -79,6 +79,8 @@ class BrokerMember:
         """Given when the role, the term or the leader has changed, and when a leader has become ready."""
         self.failure = ""
         """Why the member has ended; "" while it takes part."""
+        self.damaged: tuple[int, ...] = ()
+        """Entries of its log that are damaged, whether committed or not."""
         self._attached: Attached | None = None
         self._held: str | None = None
         self._unwell = ""
@@ -91,6 +93,8 @@ class BrokerMember:
             least_term=_promotions(config),
             on_status=self._on_status,
             on_committed=self._on_committed,
+            on_damage=self._on_damage,
+            on_mended=self._on_mended,
             on_failure=self._on_failure,
         )
         self.committed = self._committed_at(self.node.store.committed_index)
@@ -174,12 +178,18 @@ class BrokerMember:
         """From now on that log is told of what is committed, what was committed meanwhile first."""
         self._attached = attached
         self._unwell = ""
-        self.refuse(attached.log.held)
+        self.refuse(attached.store.log.held)
         if self.failure:
             attached.on_failure("dledger-loop", RuntimeError(self.failure))
         self._tell(attached, self.committed.end)
         if attached.office is not None:
             self.node.lend(attached.loop)
+        self.ask_for(attached.store.damaged_entries)
+
+    def ask_for(self, positions: Sequence[int]) -> None:
+        """The entries there are damaged: other members are asked for them."""
+        units = [self.node.store.find(position) for position in positions]
+        self.node.damaged([unit.index for unit in units if unit is not None])
 
     def detach(self) -> None:
         self.node.take_back()
@@ -231,8 +241,23 @@ class BrokerMember:
             self._tell(attached, now.end)
 
     def _tell(self, attached: Attached, end: int) -> None:
-        attached.log.committed_to(end)
+        attached.store.log.committed_to(end)
         attached.on_committed(end)
+
+    def _on_damage(self, index: int) -> None:
+        """The member has met it; who reads the log should not."""
+        self.damaged = tuple(dict.fromkeys((*self.damaged, index)))
+        attached = self._attached
+        if attached is not None:
+            with suppress(CommitLogError):  # cut, or expired
+                attached.store.log.suspect(self.node.store.position_of(index))
+
+    def _on_mended(self, index: int) -> None:
+        self.damaged = tuple(one for one in self.damaged if one != index)
+        attached = self._attached
+        if attached is not None:
+            with suppress(CommitLogError):
+                attached.store.mended(self.node.store.position_of(index))
 
     def _on_status(self, status: NodeStatus) -> None:
         attached = self._attached

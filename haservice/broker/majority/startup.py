@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from commitlog.dledger.log import MajorityLog
+from commitlog.dledger.majority import MajorityStore
 from commitlog.dledger.reading import data_directories
 from commitlog.errors import StoreUnreadable
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import LogOptions
 from commitlog.store import Store
+from commitlog.upkeep.damage import Fences
 from haservice.broker.assembly import BrokerParts
 from haservice.broker.health import Health
 from haservice.broker.majority.ha import MajorityHA
@@ -68,13 +69,19 @@ def _settled(member: BrokerMember) -> int | None:
 
 def attach(member: BrokerMember, parts: BrokerParts, health: Health) -> None:
     """The broker that now serves gets what the group commits; a master's sends are taken from here on."""
-    log, ha = parts.store.log, parts.ha
-    assert isinstance(log, MajorityLog)
+    store, ha, repairer = parts.store, parts.ha, parts.repairer
+    assert isinstance(store, MajorityStore)
     assert isinstance(ha, MajorityHA)
     assert isinstance(parts.standing, MajorityKeeper)
+
+    def fenced(_: Fences) -> None:
+        member.ask_for(store.damaged_entries)
+        repairer.wake()
+
+    store.log.on_fences = fenced
     member.attach(
         Attached(
-            log,
+            store,
             parts.standing.office,
             ha.proof.committed,
             ha.proof.lost,

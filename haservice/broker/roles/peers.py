@@ -74,6 +74,11 @@ class Peers:
         """The answers of all that can be found, and of those at `also`; never raises."""
         return self.use(lambda client: self._ask_all(client, also))
 
+    def sources(self) -> list[str]:
+        """Addresses of brokers that may have what is damaged here, masters first."""
+        peers = self.ask().peers
+        return [one.broker_addr for one in sorted(peers, key=lambda one: one.is_master, reverse=True)]
+
     def ask_one(self, addr: str, timeout_s: float = PATIENCE_S) -> LineageBody:
         """The answer of the broker at `addr`.  Raises RemotingError; ValueError if it is not an answer."""
         return self.use(lambda client: get_lineage(client, addr, timeout_s))

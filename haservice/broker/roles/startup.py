@@ -303,11 +303,6 @@ class RoleKeeper:
         """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
         return self.executor.ask(header)
 
-    def sources(self) -> list[str]:
-        """Addresses of brokers that may have what is damaged here, masters first."""
-        peers = self.peers.ask().peers
-        return [one.broker_addr for one in sorted(peers, key=lambda one: one.is_master, reverse=True)]
-
     def gauges(self) -> Mapping[str, str]:
         """Entries for request 28."""
         last = self.lineage.state.lineage.last

@@ -23,7 +23,7 @@ from commitlog.dledger.store import EntryStore, EntryStoreOptions, Stamp
 from commitlog.errors import CommitLogError
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import Bodies
+from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.node.flusher import EntryFlusher
 from haservice.dledger.node.shell import NodeShell, NodeStatus, Placed, PlacedNow, WaitingAppend, give_up
@@ -49,9 +49,9 @@ U = TypeVar("U", bound=WaitingAppend | Future[DLedgerResponseCode])
 class DLedgerNode:
     """From start() to stop(), once.  All methods are for any thread but the node's own.
 
-    `on_status` and `on_committed` are called in the thread of a step, the loop's or that of place().  They must not
-    wait, nor call the node.  `on_failure` is told of a thread, or of the member,
-    that has ended by itself: it then answers nothing any more, and the node is to be stopped.
+    `on_status`, `on_committed`, `on_damage` and `on_mended` are called in the thread of a step, the loop's or that of
+    place().  They must not wait, nor call the node; the last two get an entry's index.  `on_failure` is told of a
+    thread, or of the member, that has ended by itself: it then answers nothing any more, and the node is to be stopped.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class DLedgerNode:
         on_status: Callable[[NodeStatus], None] = lambda status: None,
         on_failure: OnFailure = lambda name, error: None,
         on_committed: Callable[[int], None] = lambda index: None,
+        on_damage: Callable[[int], None] = lambda index: None,
+        on_mended: Callable[[int], None] = lambda index: None,
     ) -> None:
         """Opens the store.  Every term of this member is above `least_term`.
 
@@ -101,6 +103,8 @@ class DLedgerNode:
             on_status=on_status,
             on_failure=functools.partial(on_failure, "dledger-loop"),
             on_committed=on_committed,
+            on_damage=on_damage,
+            on_mended=on_mended,
         )
         self._server = RemotingServer((), thread_name="dledger-loop")
         self._flush_service = Service("dledger-flush", self._flusher, on_failure)
@@ -197,6 +201,11 @@ class DLedgerNode:
     def refuse(self, reason: str | None) -> None:
         """For `reason` this member should not lead, though it can follow; None: it may again."""
         self._log.held = reason
+
+    def damaged(self, indexes: Sequence[int]) -> None:
+        """These entries are damaged: other members are asked for them."""
+        if indexes:
+            self._server.call_soon(self._shell.damaged, indexes)
 
     def hand_over(self, to: str) -> Future[DLedgerResponseCode]:
         """To another member, if this one leads.  Answered within the time of a transfer."""

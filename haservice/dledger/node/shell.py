@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from commitlog.dledger.small import TermFile
 from haservice.dledger.codes import DLedgerResponseCode
-from haservice.dledger.entry_log import Bodies
 from haservice.dledger.events import (
     AnswerAsked,
     AppendBodies,
@@ -33,8 +32,11 @@ from haservice.dledger.events import (
     AppendPlaced,
     AskPeer,
     CommittedTo,
+    DamageFound,
+    EntryMended,
     HandOverEnded,
     HandOverTo,
+    LogDamaged,
     LogSynced,
     MemberAction,
     MemberEvent,
@@ -45,6 +47,7 @@ from haservice.dledger.events import (
     TellOperator,
     TimePassed,
 )
+from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest
 from haservice.dledger.node.peer_calls import PeerCalls
@@ -113,8 +116,8 @@ class _NoRoom(Exception):
 class NodeShell:
     """From begin() on used on the loop's thread; place(), `status` and peers() are for all.
 
-    `make_member(committed_index, asked)` makes one from what the files have.  `on_status` and `on_committed` are called
-    under the lock: they wait for nothing, and do not call the shell.
+    `make_member(committed_index, asked)` makes one from what the files have.  What it calls, `on_…`, is called under
+    the lock: it waits for nothing, and does not call the shell.
     """
 
     def __init__(
@@ -128,6 +131,8 @@ class NodeShell:
         on_status: Callable[[NodeStatus], None],
         on_failure: Callable[[BaseException], None],
         on_committed: Callable[[int], None] = lambda index: None,
+        on_damage: Callable[[int], None] = lambda index: None,
+        on_mended: Callable[[int], None] = lambda index: None,
     ) -> None:
         self._settings = settings
         self._make_member = make_member
@@ -137,6 +142,8 @@ class NodeShell:
         self._on_status = on_status
         self._on_failure = on_failure
         self._on_committed = on_committed
+        self._on_damage, self._on_mended = on_damage, on_mended
+        self._damaged: set[int] = set()  # a member that begins again does not know
         self._calls = PeerCalls(settings, self._step)
         self._lent: PeerCalls | None = None  # on the loop of the broker above
         self._lock = threading.Lock()  # guards the member, and the order of its actions
@@ -183,6 +190,11 @@ class NodeShell:
         """It is part of the next step, in the loop's next turn; nothing happens after the end."""
         if self._closed is None:
             self._calls.post(event)
+
+    def damaged(self, indexes: Sequence[int]) -> None:
+        """Entries of the log; also while the member rests."""
+        self._damaged.update(indexes)
+        self.post(LogDamaged(tuple(indexes)))
 
     def synced(self) -> None:
         """More is durable; from any thread."""
@@ -318,6 +330,13 @@ class NodeShell:
             case CommittedTo(index):
                 self.status = self.status._replace(committed_index=index)
                 self._on_committed(index)
+            case DamageFound(index):
+                logger.error("entry is damaged, asked for id=%s index=%d", self._settings.self_id, index)
+                self._damaged.add(index)
+                self._on_damage(index)
+            case EntryMended(index):
+                self._damaged.discard(index)
+                self._on_mended(index)
             case _:
                 raise AssertionError(f"no such action: {action}")
 
@@ -351,7 +370,7 @@ class NodeShell:
             self.resting, self._closed = "", None
             self.status = self._status()
             self._on_status(self.status)
-        self.post(TimePassed())
+        self.post(LogDamaged(tuple(self._damaged)))
 
     def end(self, reason: str) -> None:
         """No step from now on; whoever waits is told.  May be called twice, on the loop or under the lock."""

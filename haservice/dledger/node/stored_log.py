@@ -15,15 +15,16 @@ from commitlog.dledger.entries import LogEntry
 from commitlog.dledger.run import EntryRun
 from commitlog.dledger.store import EntryStore, Stamp
 from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable
-from haservice.dledger.entry_log import (
+from haservice.dledger.log.entry_log import (
     Bodies,
+    EntryDamaged,
     EntryLogError,
     EntryLogFull,
     EntryMisplaced,
     EntryRefused,
     SpacedRecords,
 )
-from haservice.dledger.ledger_run import LedgerRun, to_ledger_entry, to_log_entry
+from haservice.dledger.log.ledger_run import LedgerRun, to_ledger_entry, to_log_entry
 from haservice.dledger.messages import LedgerEntry
 
 # What the system says of a full disk.
@@ -88,12 +89,28 @@ class StoredLog:
 
     def read(self, index: int) -> LedgerEntry:
         recent = self._recent_from(index)
-        return to_ledger_entry(self._store.read(index) if recent is None else recent.entry(0))
+        return self._stored(index) if recent is None else to_ledger_entry(recent.entry(0))
+
+    def is_sound(self, index: int) -> bool:
+        try:
+            self._stored(index)
+        except EntryDamaged:
+            return False
+        return True
+
+    def _stored(self, index: int) -> LedgerEntry:
+        try:
+            return to_ledger_entry(self._store.read(index))
+        except CorruptEntry as error:
+            raise EntryDamaged(index, error.reason) from error
 
     def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
         first = self._recent_from(index)
         if first is None:
-            return LedgerRun(self._store.read_run(index, most, max_bytes))
+            try:
+                return LedgerRun(self._store.read_run(index, most, max_bytes))
+            except CorruptEntry as error:
+                raise EntryDamaged(index, error.reason) from error
         if first.count > most or len(first.data) > max_bytes:
             return LedgerRun(first.part(0, min(most, first.fitting(max_bytes))))
         runs, count, size = [first], first.count, len(first.data)
@@ -167,6 +184,11 @@ class StoredLog:
                     f"begun anew at entry {new.index}, which was not written: {error}", "begin"
                 )
                 raise
+
+    def mend(self, entry: LedgerEntry, *, committed: bool) -> bool:
+        """It waits for the disk."""
+        with self._explained():
+            return self._store.mend(to_log_entry(entry), committed=committed)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 from commitlog.dledger.entries import LogEntry
 from commitlog.dledger.layout import MAGICS
 from commitlog.dledger.run import EntryRun
-from haservice.dledger.entry_log import EntryRefused
+from haservice.dledger.log.entry_log import EntryRefused
 from haservice.dledger.messages import LedgerEntry
 
 

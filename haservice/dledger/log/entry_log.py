@@ -51,6 +51,14 @@ Bodies = Sequence[bytes] | SpacedRecords
 """What a leader appends: a body for each entry, or records of which only the heads are missing."""
 
 
+class EntryDamaged(EntryLogError):
+    """The entry is there, and its bytes are not what was written."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"entry {index} is damaged: {reason}")
+        self.index = index
+
+
 class EntryLog(Protocol):
     """Of one member, used by its thread alone."""
 
@@ -84,12 +92,17 @@ class EntryLog(Protocol):
         ...
 
     def read(self, index: int) -> LedgerEntry:
-        """Only within the log."""
+        """Only within the log.  Raises EntryDamaged."""
+        ...
+
+    def is_sound(self, index: int) -> bool:
+        """Whether the entry is stored as it was written.  Only within the log."""
         ...
 
     def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
         """At least the entry of this index, and at most `most` from it on, within the log.  All after the first have
-        at most `max_bytes` with it, and each lies right behind the one before it."""
+        at most `max_bytes` with it, and each lies right behind the one before it.  It ends before a damaged one; raises
+        EntryDamaged if that is the first."""
         ...
 
     def append_as_leader(self, term: int, bodies: Bodies) -> Sequence[LedgerEntry]:
@@ -106,4 +119,12 @@ class EntryLog(Protocol):
 
     def begin_at(self, entry: LedgerEntry) -> None:
         """Everything is gone; `entry` is the only one.  Raises EntryLogError."""
+        ...
+
+    def mend(self, entry: LedgerEntry, *, committed: bool) -> bool:
+        """Puts back a damaged entry, durably; False if `entry` is not the one that was there.
+
+        It is the one if it has its index, term, place and size: these name one entry, whoever has it.  `committed`:
+        whoever gave it knows that it is committed.  Raises EntryLogError.
+        """
         ...
