@@ -81,6 +81,7 @@ class Store:
         self._abort = options.root / "abort"
         self._damaged = options.root / DIRECTORY / "damaged"
         self._trusted_end = trusted_end
+        self._spread_over: Sequence[Path] = ()
         self._closed = False
         with ExitStack() as opened:
             self._opened = opened
@@ -242,7 +243,8 @@ class Store:
         options = self.options
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
-        self.retention = Retention(options, self.log, [self.queues, self.index, *more], self._files)
+        followers: list[Expiring] = [self.queues, self.index, *more]
+        self.retention = Retention(options, self.log, followers, self._files, spread=self._spread_over)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
         self.mender = Mender(

@@ -220,12 +220,24 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
         ("storePathRootDir=~nosuchuser/x", "no such user's home"),
         ("storePathCommitLog=/disk1/log,/disk2/log", "several directories are not served"),
+        ("storePathDLedgerCommitLog=/disk1/a,disk2/a", "named from / on"),
+        ("readOnlyCommitLogStorePaths=/disk1/a\\u0000", "no NUL byte"),
     ],
 )
 def test_a_bad_value_is_refused(line: str, reason: str) -> None:
     message = refusal("# first line\n" + line)
     assert message.startswith(f"broker-a.properties:2: {line.partition('=')[0]}=")
     assert reason in message
+
+
+def test_a_group_has_a_directory_to_write_its_entries_to() -> None:
+    group = "enableDLegerCommitLog=true\ndLegerPeers=n0-127.0.0.1:40911\ndLegerSelfId=n0\n"
+    message = refusal(group + "storePathDLedgerCommitLog=/a,/b\nreadOnlyCommitLogStorePaths=/b,/a")
+    assert "readOnlyCommitLogStorePaths" in message
+    assert "another one, to write to" in message
+    dledger = broker(group + "storePathDLedgerCommitLog=/a, ~/b\nreadOnlyCommitLogStorePaths=/a").dledger
+    assert dledger.data_directories == (Path("/a"), Path.home() / "b")
+    assert dledger.read_only_directories == (Path("/a"),)
 
 
 def test_intervals_that_would_drop_every_quiet_slave_are_refused() -> None:

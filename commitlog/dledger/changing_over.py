@@ -9,6 +9,7 @@ level, and a copy for the third), or one has it, and the others are empty.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from commitlog.disk.files import Files, OSFiles
@@ -20,17 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 def change_over(
-    options: LogOptions, directory: Path, *, store_host: bytes, files: Files | None = None
+    options: LogOptions, data: Sequence[Path], *, store_host: bytes, files: Files | None = None
 ) -> int:
     """Where the entries of a new log begin; closes the classic log there, if there is one.
 
-    May be called again, also after a crash amid it.  Raises CommitLogError.
+    `data` are the directories of entries.  May be called again, also after a crash amid it.  Raises CommitLogError.
     """
     files = files if files is not None else OSFiles()
     if not files.exists(options.log_path) or not files.listdir(options.log_path):
         return 0
-    data = directory / "data"
-    if files.exists(data) and files.listdir(data):
+    if any(files.exists(one) and files.listdir(one) for one in data):
         segments = Segments(files, options.log_path, options.segment_bytes)
         segments.load()
         end = segments.items[-1].end

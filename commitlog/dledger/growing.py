@@ -26,14 +26,14 @@ _AGAIN_BYTES = 256 << 10
 
 
 class GrowingFiles:
-    """The segments in `directory`; `end` and `flushed` are set by begin_at() or found_end()."""
+    """The bytes of `segments`; `end` and `flushed` are set by begin_at() or found_end()."""
 
-    def __init__(self, files: Files, directory: Path, file_bytes: int) -> None:
+    def __init__(self, files: Files, segments: Segments) -> None:
         """Loads the files.  Raises StoreUnreadable."""
-        self.segments = Segments(files, directory, file_bytes)
-        _drop_unfinished(files, directory, file_bytes)
+        self.segments = segments
+        _drop_unfinished(files, segments)
         self.segments.load()
-        self.file_bytes = file_bytes
+        self.file_bytes = segments.segment_bytes
         self.end = self.segments.start
         self.flushed = self.end
         self.closed: str | None = None
@@ -289,21 +289,19 @@ class GrowingFiles:
         return LogNotWritable(reason, errno=error.errno)
 
 
-def _drop_unfinished(files: Files, directory: Path, file_bytes: int) -> None:
+def _drop_unfinished(files: Files, segments: Segments) -> None:
     """Removes files that were made ahead, if a power cut left more than one of them short.
 
     Only the last may be short and empty for Segments.load().
     """
     try:
-        names = [
-            name for name in (files.listdir(directory) if files.exists(directory) else []) if name.isdecimal()
-        ]
-        while len(names) > 1 and _is_unfinished(files, directory / names[-2], file_bytes):
-            if not _is_unfinished(files, directory / names[-1], file_bytes + 1):
+        paths = [path for path in segments.paths() if path.name.isdecimal()]
+        while len(paths) > 1 and _is_unfinished(files, paths[-2], segments.segment_bytes):
+            if not _is_unfinished(files, paths[-1], segments.segment_bytes + 1):
                 return
-            files.unlink(directory / names.pop())
+            files.unlink(paths.pop())
     except OSError as error:
-        raise StoreUnreadable(directory, error.strerror or str(error)) from error
+        raise StoreUnreadable(segments.directory, error.strerror or str(error)) from error
 
 
 def _is_unfinished(files: Files, path: Path, file_bytes: int) -> bool:

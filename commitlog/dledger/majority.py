@@ -70,6 +70,7 @@ class MajorityStore(Store):
         self._opened.callback(classic.close)
         classic.load()
         segments = JoinedSegments(files, classic, self._entries.data.segments)
+        self._spread_over = self._entries.directories
         self._open_built(segments.start, clean, clock_ms)
         end = self._committed_end(segments)
         self.recovery = self._settle_built(segments.start, end, clean)

@@ -31,6 +31,8 @@ from commitlog.dledger.run import EntryRun
 from commitlog.dledger.small import CheckpointFile, LogCheckpoint
 from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable, StoreUnreadable
 from commitlog.kernel.records import body_crc
+from commitlog.log.segments import Segments
+from commitlog.log.spread import SpreadSegments
 
 logger = logging.getLogger(__name__)
 
@@ -45,28 +47,40 @@ Stamp = Callable[[bytearray, int], None]
 class EntryStoreOptions:
     """Where a node's log lies, and its sizes; the defaults are DLedger's.
 
+    `data_paths`: over which directories the entries are spread; none: `data` below `directory`.  In those of
+    `read_only` entries are read, and no file is made.
+
     `records`: every body is a record of RocketMQ or empty, as in a broker's log.
     `start`: where the first entry of a new log goes, a multiple of `data_file_bytes`; behind a classic log.
     """
 
     directory: Path
-    data_path: Path | None = None
+    data_paths: tuple[Path, ...] = ()
     data_file_bytes: int = DATA_FILE_BYTES
     index_file_bytes: int = INDEX_FILE_BYTES
     start: int = 0
     records: bool = False
+    read_only: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if self.data_file_bytes < HEAD_BYTES + BLANK_BYTES:
             raise ValueError(f"data files of {self.data_file_bytes} bytes hold no entry")
         if self.index_file_bytes < UNIT_BYTES or self.index_file_bytes % UNIT_BYTES:
             raise ValueError(f"index files of {self.index_file_bytes} bytes are no multiple of {UNIT_BYTES}")
+        if not set(self.data) - set(self.read_only):
+            raise ValueError("all directories of entries are read only")
         if self.start < 0 or self.start % self.data_file_bytes:
             raise ValueError(f"start {self.start} is no multiple of {self.data_file_bytes}")
 
     @property
-    def data(self) -> Path:
-        return self.data_path if self.data_path is not None else self.directory / "data"
+    def data(self) -> tuple[Path, ...]:
+        """The directories of entries, but for those that are read only."""
+        return self.data_paths or (self.directory / "data",)
+
+    def data_segments(self, files: Files) -> Segments:
+        if len(self.data) == 1 and not self.read_only:
+            return Segments(files, self.data[0], self.data_file_bytes)
+        return SpreadSegments(files, self.data, self.read_only, self.data_file_bytes)
 
 
 class EntryStore(ReadableEntries):
@@ -90,9 +104,13 @@ class EntryStore(ReadableEntries):
 
     def _open(self, options: EntryStoreOptions) -> None:
         super().__init__(
-            GrowingFiles(self._files, options.data, options.data_file_bytes),
-            GrowingFiles(self._files, options.directory / "index", options.index_file_bytes),
+            GrowingFiles(self._files, options.data_segments(self._files)),
+            GrowingFiles(
+                self._files, Segments(self._files, options.directory / "index", options.index_file_bytes)
+            ),
         )
+        self.directories = tuple(one for one in options.data if one not in options.read_only)
+        """Where data files are made."""
         self._checkpoint = CheckpointFile(self._files, options.directory / "checkpoint")
         known = self._checkpoint.known
         found = recover(self.data, self._index, known, records=options.records)

@@ -34,9 +34,8 @@ class Segments:
     def load(self) -> None:
         """Loads all files; skips none.  Raises StoreUnreadable, or one of its subclasses."""
         try:
-            self._files.make_directory(self.directory)
-            names = self._files.listdir(self.directory)
-            items = [self._load_one(name, last=name == names[-1]) for name in names]
+            paths = self.paths()
+            items = [self._load_one(path, last=path == paths[-1]) for path in paths]
         except OSError as error:
             path = Path(error.filename) if error.filename else self.directory
             raise StoreUnreadable(path, error.strerror or str(error)) from error
@@ -45,8 +44,13 @@ class Segments:
                 raise SegmentMissing(self.directory / segment_name(segment.end))
         self.items = tuple(items)
 
-    def _load_one(self, name: str, *, last: bool) -> Segment:
-        path = self.directory / name
+    def paths(self) -> list[Path]:
+        """The files in the order of their names; makes the directory.  Raises OSError."""
+        self._files.make_directory(self.directory)
+        return [self.directory / name for name in self._files.listdir(self.directory)]
+
+    def _load_one(self, path: Path, *, last: bool) -> Segment:
+        name = path.name
         if not _NAME.fullmatch(name):
             raise ForeignFile(path)
         fd = self._files.open(path)
@@ -99,10 +103,17 @@ class Segments:
         self.sync_entries()
 
     def _create(self, start: int) -> Segment:
-        path = self.directory / segment_name(start)
+        path = self._path_of(start)
         return Segment(
             self._files, path, start, self.segment_bytes, self._files.create(path, self.segment_bytes)
         )
+
+    def _path_of(self, start: int) -> Path:
+        """Where the file that begins at `start` is made."""
+        return self.directory / segment_name(start)
+
+    def _sync_names(self) -> None:
+        self._files.sync_directory(self.directory)
 
     def _take_spare(self, start: int) -> Segment | None:
         spare, self._spare = self._spare, None
@@ -162,7 +173,7 @@ class Segments:
         for segment in reversed(dropped):
             self._remove(segment)
         if dropped or doubtful_end:
-            self._files.sync_directory(self.directory)
+            self._sync_names()
         last = self.find(offset)
         if last is not None and last.hold():
             try:
@@ -179,7 +190,7 @@ class Segments:
         fresh = [segment for segment in segments if not segment.entry_synced]
         if fresh:
             try:
-                self._files.sync_directory(self.directory)
+                self._sync_names()
             except OSError as error:
                 if error.errno not in NOT_OPENED:
                     self._unsynced = error

@@ -8,8 +8,9 @@
                   that stays, after ten, and before the last one
     thereafter    queues and index begin where the log begins
 
-Of the file systems of log and queues the fuller one counts, in whole percent rounded up.  Rules and numbers
-are those of RocketMQ 4.9.8's CleanCommitLogService.  choose() decides and touches nothing.
+Of the file systems of log and queues the fuller one counts, in whole percent rounded up; of those over which a log is
+spread, the emptiest.  Rules and numbers are those of RocketMQ 4.9.8's CleanCommitLogService.  choose() decides and
+touches nothing.
 """
 
 from __future__ import annotations
@@ -153,7 +154,9 @@ class Retention:
         clock_s: Callable[[], float] = time.time,
         local_hour: Callable[[float], int] = lambda now_s: time.localtime(now_s).tm_hour,
         pause_s: float = _PAUSE_S,
+        spread: Sequence[Path] = (),
     ) -> None:
+        """`spread`: over which directories the log is spread."""
         self.used_ratio: float | None = None
         self.full = False
         self.at_work = threading.Lock()
@@ -161,6 +164,7 @@ class Retention:
         self._rules = RetentionRules.of(options)
         self._interval_s = options.clean_interval_ms / 1000
         self._paths = (options.log_path, options.root)
+        self._spread = spread
         self._log = log
         self._followers = followers
         self._files = files
@@ -211,7 +215,10 @@ class Retention:
 
     def _measure(self) -> float | None:
         try:
-            return max(self._files.disk_usage(path).used_ratio for path in self._paths)
+            used = [self._files.disk_usage(path).used_ratio for path in self._paths]
+            if self._spread:
+                used.append(min(self._files.disk_usage(path).used_ratio for path in self._spread))
+            return max(used)
         except OSError as error:
             self._tell(f"disk usage unknown: {error}")
             return None

@@ -276,6 +276,10 @@ def _check_dledger(
         binder.refuse(
             "dLegerPeers", f"{own} is this broker's listenPort or the one 2 below: a member has its own"
         )
+    if dledger.data_paths and not set(dledger.data_paths) - set(dledger.read_only_paths):
+        binder.refuse(
+            "readOnlyCommitLogStorePaths", "storePathDLedgerCommitLog has to name another one, to write to"
+        )
     if coordinator.is_set:
         binder.refuse(
             "haCoordinator", "with enableDLegerCommitLog a group elects its master itself: remove one of them"

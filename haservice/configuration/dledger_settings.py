@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from commitlog.keys import ANY, BY_HAND, OURS, Section, Values
+from haservice.configuration.texts import expanded
 from haservice.errors import ConfigError
 
 DLEDGER = Section("DLedger")
@@ -42,6 +44,18 @@ def _self_id(text: str) -> str:
     return text
 
 
+def _directory(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no NUL byte is in a path")
+    path = expanded(text)
+    if not path.is_absolute():
+        raise ValueError("a directory is named from / on, for what stands there has to be found again")
+    return str(path)
+
+
+DIRECTORIES = Values("directory,…", check=_directory, separator=",")
+
+
 @dataclass(frozen=True, slots=True)
 class DLedgerConfig:
     """Whether this broker's log is a member's of a group, and which."""
@@ -64,12 +78,28 @@ class DLedgerConfig:
         "The member to which leadership is handed over whenever it is there and level. Not set: whoever is elected."
     )
 
+    data_paths: tuple[str, ...] = DLEDGER.key("storePathDLedgerCommitLog", (), DIRECTORIES, BY_HAND)(
+        "The directory of the entries, or several: files are spread over them. Not set: dledger-ID/data below "
+        "storePathRootDir."
+    )
+    read_only_paths: tuple[str, ...] = DLEDGER.key("readOnlyCommitLogStorePaths", (), DIRECTORIES, BY_HAND)(
+        "Directories of entries in which no new file is made, those that are being emptied for example. They may "
+        "stand in storePathDLedgerCommitLog, too."
+    )
     heartbeat_interval_ms: int = DLEDGER.key(
         "dLegerHeartBeatInterval", 500, Values("ms", low=50, high=30_000), OURS, BY_HAND
     )(
         "How often a leader is heard. Others look for a new one after three of them, and a leader leaves office a "
         "little earlier without a majority. More on machines that stand still now and then."
     )
+
+    @property
+    def data_directories(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.data_paths))
+
+    @property
+    def read_only_directories(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.read_only_paths))
 
     @property
     def slave_id(self) -> int:

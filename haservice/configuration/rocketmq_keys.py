@@ -37,9 +37,9 @@ BROKER = _names(
     enableMultiDispatch enableScheduleAsyncDeliver
     fastFailIfNoBufferInStorePool flushCommitLogTimed
     flushLeastPagesWhenWarmMapedFile mappedFileSizeConsumeQueueExt maxLmqConsumeQueueNum
-    maxMsgsNumBatch putMsgIndexHightWater readOnlyCommitLogStorePaths
+    maxMsgsNumBatch putMsgIndexHightWater
     redeleteHangedFileInterval scheduleAsyncDeliverMaxPendingLimit
-    scheduleAsyncDeliverMaxResendNum2Blocked storePathDLedgerCommitLog transientStorePoolEnable
+    scheduleAsyncDeliverMaxResendNum2Blocked transientStorePoolEnable
     transientStorePoolSize useReentrantLockWhenPutMessage warmMapedFileEnable
     channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads
     clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientOnewaySemaphoreValue

@@ -144,7 +144,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_data_file_of_dledger_shows_the_records_in_its_entries(tmp_path: Path) -> None:
-    store = EntryStore(EntryStoreOptions(tmp_path, None, SEGMENT_BYTES, 3200, SEGMENT_BYTES, records=True))
+    store = EntryStore(EntryStoreOptions(tmp_path, (), SEGMENT_BYTES, 3200, SEGMENT_BYTES, records=True))
     for number in range(3):
         made = bytearray(one(0, b"body %d" % number))
         store.append(7, [made], lambda record, at: records.stamp(record, 5, at, 1_700_000_000_123))

@@ -177,3 +177,36 @@ def test_without_a_majority_nothing_is_acknowledged_and_a_group_that_died_comes_
     assert group.processes[second].stop() == 0
     with pytest.raises(HAServiceError, match="enableDLegerCommitLog"):
         group.start_broker(second, brokerRole="SYNC_MASTER")
+
+
+def test_entries_over_two_disks_survive_restarts_and_one_disk_is_emptied(
+    group: ScratchGroup, admin: MQAdmin, tmp_path: Path
+) -> None:
+    disks = [tmp_path / "disk1", tmp_path / "disk2"]
+    spread = {"storePathDLedgerCommitLog": ",".join(map(str, disks))}
+    first, *others = group.names
+    group.start_members(*others)
+    group.start_members(first, **spread)
+    leader = led(group, admin)
+    bodies = [body.ljust(30_000, b"x") for body in numbered(0, 120)]
+    send_ok(group.addr(leader), bodies)
+    level(group, admin, *group.names)
+
+    def places() -> list[Path]:
+        files = {path.name: path.parent for disk in disks for path in disk.iterdir()}
+        return [files[name] for name in sorted(files)]
+
+    assert places()[:4] == [disks[0], disks[1]] * 2
+    assert group.processes[first].stop() == 0
+    with pytest.raises(HAServiceError, match="were synced"):
+        group.start_members(first)
+    count = len(places())
+    group.start_members(first, **spread, readOnlyCommitLogStorePaths=str(disks[1]))
+    more = [body.ljust(30_000, b"x") for body in numbered(120, 240)]
+    send_ok(group.addr(group.leader(admin)), more)
+    level(group, admin, *group.names)
+    assert read(admin, group.addr(first)) == sorted(bodies + more)
+    assert set(places()[count:]) == {disks[0]}
+    assert group.processes[first].stop() == 0
+    with pytest.raises(HAServiceError, match="enableDLegerCommitLog"):
+        group.start_broker(first, brokerRole="SYNC_MASTER")

@@ -55,7 +55,7 @@ class Group:
         self.failures: list[tuple[str, BaseException]] = []
 
     def options(self, name: str) -> EntryStoreOptions:
-        return EntryStoreOptions(self.directory / f"dledger-{name}", None, FILE_BYTES, 3200)
+        return EntryStoreOptions(self.directory / f"dledger-{name}", (), FILE_BYTES, 3200)
 
     def boot(self, *names: str) -> None:
         for name in names:

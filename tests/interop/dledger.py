@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -15,6 +16,7 @@ from tests.interop.jars import java_command
 
 LEADS_WITHIN_MS = 30_000
 STOP_SECONDS = 30.0
+HEARTBEAT_MS = 200
 GROUP, ID = "group", "n0"
 ROOT = Path(__file__).parents[2]
 
@@ -108,11 +110,21 @@ class StockNode(LedgerNode):
     """A stock node in a group of one, which leads."""
 
     def __init__(
-        self, directory: Path, scratch: Path, *, data_file_bytes: int, index_file_bytes: int
+        self,
+        directory: Path,
+        scratch: Path,
+        *,
+        data_file_bytes: int,
+        index_file_bytes: int,
+        paths: Sequence[str] = (),
     ) -> None:
-        """`directory` is its storeBaseDir; its store is `dledger-n0` below it."""
+        """`directory` is its storeBaseDir; its store is `dledger-n0` below it.
+
+        `paths`: its directories of entries, and those that are read only, each a text with commas.
+        """
         peers = f"{ID}-127.0.0.1:{free_port_block(1)}"
-        arguments = [str(directory), ID, peers, str(data_file_bytes), str(index_file_bytes)]
+        sizes = [str(data_file_bytes), str(index_file_bytes)]
+        arguments = [str(directory), ID, peers, *sizes, str(HEARTBEAT_MS), *paths]
         super().__init__(java("Ledger", scratch, *arguments), scratch / "ledger.err")
         self.wait_up()
         self.ask("hold", str(LEADS_WITHIN_MS))

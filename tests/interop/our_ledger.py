@@ -26,7 +26,7 @@ def main(directory: str, name: str, peers: str, data_bytes: str, index_bytes: st
     logging.basicConfig(level=logging.INFO)
     node = DLedgerNode(
         MemberSettings("group", name, parse_peers(peers), heartbeat_interval_s=int(heartbeat_ms) / 1000),
-        EntryStoreOptions(Path(directory) / f"dledger-{name}", None, int(data_bytes), int(index_bytes)),
+        EntryStoreOptions(Path(directory) / f"dledger-{name}", (), int(data_bytes), int(index_bytes)),
         on_failure=lambda thread, error: os.abort(),
     )
     node.start()

@@ -136,7 +136,7 @@ class Group:
 
     def entries(self, name: str) -> list[LogEntry]:
         directory = self.directory / f"dledger-{name}"
-        store = EntryStore(EntryStoreOptions(directory, None, DATA_FILE_BYTES, INDEX_FILE_BYTES))
+        store = EntryStore(EntryStoreOptions(directory, (), DATA_FILE_BYTES, INDEX_FILE_BYTES))
         found = all_entries(store)
         store.close()
         return found

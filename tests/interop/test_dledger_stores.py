@@ -39,18 +39,25 @@ SETTINGS = {
 TOPIC = "ChangesOver"
 
 
-def stock_node(tmp_path: Path) -> StockNode:
+Directories = tuple[tuple[Path, ...], tuple[Path, ...]]
+"""Those of entries, and those of them that are read only; none: the usual one."""
+
+
+def stock_node(tmp_path: Path, directories: Directories = ((), ())) -> StockNode:
     return StockNode(
         tmp_path / "store",
         tmp_path / "home",
         data_file_bytes=DATA_FILE_BYTES,
         index_file_bytes=INDEX_FILE_BYTES,
+        paths=[",".join(map(str, some)) for some in directories if some],
     )
 
 
-def our_store(tmp_path: Path) -> EntryStore:
-    directory = tmp_path / "store" / f"dledger-{ID}"
-    return EntryStore(EntryStoreOptions(directory, None, DATA_FILE_BYTES, INDEX_FILE_BYTES))
+def our_store(tmp_path: Path, directories: Directories = ((), ())) -> EntryStore:
+    directory, (data, read_only) = tmp_path / "store" / f"dledger-{ID}", directories
+    return EntryStore(
+        EntryStoreOptions(directory, data, DATA_FILE_BYTES, INDEX_FILE_BYTES, read_only=read_only)
+    )
 
 
 def bodies(chance: random.Random, count: int) -> list[bytes]:
@@ -94,6 +101,44 @@ def test_a_store_goes_from_a_stock_node_to_ours_and_back_and_both_append(tmp_pat
         assert position >= made[-1].end
 
 
+def test_files_that_are_spread_over_directories_go_from_ours_to_a_stock_node_and_back(tmp_path: Path) -> None:
+    """Each makes the next file in the same directory; then one is read only, and one is added."""
+    chance = random.Random(6)
+    one, two, three, four = (tmp_path / f"disk{number}" for number in range(1, 5))
+    made: list[LogEntry] = []
+    turns: list[Directories] = [
+        ((three, one, two), ()),
+        ((one, two, three), ()),
+        ((one, two, four), (two, three)),
+    ]
+    for directories in turns:
+        store = our_store(tmp_path, directories)
+        assert all_entries(store) == made
+        for run in store.append(store.end_term if made else 0, bodies(chance, 45)):
+            made += run
+        store.save_checkpoint(len(made) - 1)
+        store.close()
+        with stock_node(tmp_path, directories) as node:
+            assert [node.get(entry.index) for entry in made] == made
+            for body in bodies(chance, 40):
+                index, term, position = node.append(body)
+                made.append(LogEntry(index, term, position, body))
+            node.stop()
+    store = our_store(tmp_path, turns[-1])
+    assert all_entries(store) == made
+    places = {
+        int(path.name) // DATA_FILE_BYTES: path.parent
+        for disk in (one, two, three, four)
+        for path in disk.iterdir()
+    }
+    assert sorted(places) == list(range(len(places)))
+    spread = [disk for number, disk in sorted(places.items())]
+    first = spread.index(four)
+    assert [places[number] for number in range(6)] == [one, two, three] * 2
+    assert set(spread[first:]) == {one, four}
+    store.close()
+
+
 def test_a_stock_broker_that_changes_over_to_dledger_has_one_log_and_all_of_it_is_read(
     tmp_path: Path, java: JavaDriver
 ) -> None:
@@ -129,7 +174,7 @@ def test_a_stock_broker_that_changes_over_to_dledger_has_one_log_and_all_of_it_i
 
         store = EntryStore(
             EntryStoreOptions(
-                data.parent, None, SETTINGS["mappedFileSizeCommitLog"], INDEX_OF_STOCK, records=True
+                data.parent, (), SETTINGS["mappedFileSizeCommitLog"], INDEX_OF_STOCK, records=True
             )
         )
         entries = all_entries(store)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from commitlog.disk.files import OSFiles
@@ -74,7 +75,14 @@ class BrokerMember:
         """Opens the entries' store.  Raises CommitLogError or ConfigError."""
         self.settings = settings = settings_of(config)
         directory = config.log.root / f"dledger-{settings.self_id}"
-        start = change_over(config.log, directory, store_host=store_host_of(config))
+        options = EntryStoreOptions(
+            directory,
+            config.dledger.data_directories,
+            data_file_bytes=config.log.segment_bytes,
+            records=True,
+            read_only=config.dledger.read_only_directories,
+        )
+        start = change_over(config.log, [*options.data, *options.read_only], store_host=store_host_of(config))
         self.changed = Signal()
         """Given when the role, the term or the leader has changed, and when a leader has become ready."""
         self.failure = ""
@@ -86,7 +94,7 @@ class BrokerMember:
         self._unwell = ""
         self.node = DLedgerNode(
             settings,
-            EntryStoreOptions(directory, data_file_bytes=config.log.segment_bytes, start=start, records=True),
+            replace(options, start=start),
             sync=flushes_at_once(config),
             flush_interval_s=config.log.flush_interval_ms / 1000,
             stamp=stamp_place,

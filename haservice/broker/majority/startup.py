@@ -93,10 +93,10 @@ def attach(member: BrokerMember, parts: BrokerParts, health: Health) -> None:
 
 def check_is_classic(options: LogOptions) -> None:
     """Raises StoreUnreadable for a store that has changed over: a classic broker would show only its old part."""
-    for data in data_directories(options.root):
-        if any(data.iterdir()):
+    for directory in (*data_directories(options.root), *options.root.glob("dledger-*/index")):
+        if any(directory.iterdir()):
             raise StoreUnreadable(
-                data,
+                directory,
                 "holds the log of a DLedger group, which a broker without enableDLegerCommitLog does not read: set it, "
                 "or another storePathRootDir",
             )

@@ -122,6 +122,15 @@ class StoreView:
                 self.path, f"holds the logs of several members of DLedger groups: give one of {those}"
             )
         self.entries_directory = nodes[0] if nodes else None
+        elsewhere = (
+            [] if nodes else [one for one in self.root.glob("dledger-*/index") if any(segment_names(one))]
+        )
+        if elsewhere:
+            raise StoreUnreadable(
+                elsewhere[0].parent,
+                "its entries lie where storePathDLedgerCommitLog says: give that directory, if it is one; entries that"
+                " are spread over several are not read",
+            )
 
     def __str__(self) -> str:
         return str(self.path)

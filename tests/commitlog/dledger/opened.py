@@ -52,10 +52,10 @@ class Opened:
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self.options = options if options is not None else options_of(root)
-        start = change_over(self.options, root / "dledger-n0", store_host=store_host)
+        start = change_over(self.options, [root / "dledger-n0" / "data"], store_host=store_host)
         self.entries = EntryStore(
             EntryStoreOptions(
-                root / "dledger-n0", None, self.options.segment_bytes, 3200, start=start, records=True
+                root / "dledger-n0", (), self.options.segment_bytes, 3200, start=start, records=True
             )
         )
         self.member = OneMember(self.entries)

@@ -39,7 +39,7 @@ def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_on(disk: MemoryDisk) -> EntryStore:
-    return EntryStore(EntryStoreOptions(NODE, None, FILE_BYTES, 1600, records=True), disk)
+    return EntryStore(EntryStoreOptions(NODE, (), FILE_BYTES, 1600, records=True), disk)
 
 
 class Node:

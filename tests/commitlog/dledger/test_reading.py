@@ -16,7 +16,7 @@ from tests.support.messages import SEGMENT_BYTES, STORE_HOST, STORE_MS, message,
 
 
 def entry_store(root: Path, start: int = 0) -> EntryStore:
-    return EntryStore(EntryStoreOptions(root / "dledger-n0", None, SEGMENT_BYTES, 3200, start, records=True))
+    return EntryStore(EntryStoreOptions(root / "dledger-n0", (), SEGMENT_BYTES, 3200, start, records=True))
 
 
 def append_message(store: EntryStore, body: bytes) -> bytes:

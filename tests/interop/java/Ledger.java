@@ -14,7 +14,7 @@ import java.util.concurrent.TimeUnit;
 /**
  * A stock DLedger node, a command per line on stdin, an answer per line.
  *
- * Arguments: DIRECTORY ID PEERS DATA_FILE_BYTES INDEX_FILE_BYTES [HEARTBEAT_MS]
+ * Arguments: DIRECTORY ID PEERS DATA_FILE_BYTES INDEX_FILE_BYTES [HEARTBEAT_MS [DATA_PATHS [READ_ONLY_PATHS]]]
  *
  * append BODY_BASE64     → ok INDEX TERM POS
  * get INDEX              → ok MAGIC SIZE INDEX TERM POS CHANNEL CHAIN_CRC BODY_CRC BODY_BASE64
@@ -35,6 +35,12 @@ public class Ledger {
         config.setEnableDiskForceClean(false);
         config.setDiskSpaceRatioToForceClean(0.99f);
         config.setHeartBeatTimeIntervalMs(args.length > 5 ? Integer.parseInt(args[5]) : 200);
+        if (args.length > 6) {
+            config.setDataStorePath(args[6]);
+        }
+        if (args.length > 7) {
+            config.setReadOnlyDataStoreDirs(args[7]);
+        }
         config.setMinVoteIntervalMs(20);
         config.setMaxVoteIntervalMs(50);
         config.setCheckPointInterval(100);
