@@ -227,9 +227,7 @@ class Store:
         position = queue_ends.check(self.log, self.queues, position)
         index = self.index if options.index_enabled else None
         self.dispatcher = Dispatcher(
-            self.log,
-            self.queues,
-            index,
+            *(self.log, self.queues, index),
             delay_levels=options.message_delay_levels,
             position=position,
             yields=options.replica,
@@ -243,8 +241,8 @@ class Store:
         options = self.options
         self.flusher: Flusher[Any] = Flusher(options, self.log, self.queues, self.checkpoint)
         self.queue_flusher = QueueFlusher(options, self.queues, index, self.checkpoint)
-        followers: list[Expiring] = [self.queues, self.index, *more]
-        self.retention = Retention(options, self.log, followers, self._files, spread=self._spread_over)
+        expiring: list[Expiring] = [self.queues, self.index, *more]
+        self.retention = Retention(options, self.log, expiring, self._files, spread=self._spread_over)
         self.scrub = Scrub(self.log, self._files, options.scrub_bytes_per_s, lambda: self.dispatcher.position)
         self.log.suspect = self.scrub.suspect
         self.mender = Mender(
@@ -371,14 +369,18 @@ class Store:
 
     def _await_repair(self) -> None:
         """Holds appends until everything is dispatched: before that nobody knows the next queue offsets."""
-        if self.dispatcher.behind:
+        if self.dispatcher.position < self._repaired_at:
             damage = self.dispatcher.failed
             until = f" before this is repaired: {damage}" if damage else " yet"
             self.log.hold_appends(f"queues are not complete{until}", _HOLDER)
-            self.dispatcher.when_at(self.log.end, self._await_repair)
+            self.dispatcher.when_at(self._repaired_at, self._await_repair)
         else:
             self._fill_queue_offsets()
             self.log.hold_appends(None, _HOLDER)
+
+    @property
+    def _repaired_at(self) -> int:
+        return self.log.end  # dispatched up to here, appends are taken again
 
     def _fill_queue_offsets(self) -> None:
         self.log.set_queue_offsets({key: queue.max_offset for key, queue in self.queues.items()})

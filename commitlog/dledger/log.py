@@ -167,8 +167,12 @@ class MajorityLog(CommitLog):
         fence, segment = self.fence_at(begin), self.segments.find(begin)
         if fence is None or segment is None or fence.begin != begin:
             return
-        with Held(segment):
-            data = segment.pread(fence.end - begin, begin - segment.start)
+        try:
+            with Held(segment):
+                data = segment.pread(fence.end - begin, begin - segment.start)
+        except OSError as error:
+            logger.error("range stays fenced begin=%d end=%d reason=%s", begin, fence.end, error)
+            return
         wrong = self.form_at(begin).wrong(data, begin, segment)
         if wrong is not None:
             logger.error("range stays fenced begin=%d end=%d reason=%s", begin, fence.end, wrong)

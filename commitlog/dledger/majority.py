@@ -170,6 +170,11 @@ class MajorityStore(Store):
             except LogNotWritable as error:
                 logger.error("blank not mended position=%d reason=%s", position, error)
 
+    @property
+    def _repaired_at(self) -> int:
+        """What the group commits meanwhile does not count: a slave dispatches it, and a leader opens its store anew."""
+        return self.recovery.end
+
     def _fence_before_dispatch(self, error: CorruptRecord) -> None:
         """All that is committed is there: whatever dispatch meets is damage, and no torn tail."""
         if self.dispatcher.position < self.log.entries_begin:

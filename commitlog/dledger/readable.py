@@ -28,7 +28,7 @@ from commitlog.dledger.layout import ENTRY_BYTES_MAX, ENTRY_MAGIC, HEAD_BYTES, N
 from commitlog.dledger.recovery import first_index, head_at, head_behind
 from commitlog.dledger.run import EntryRun
 from commitlog.dledger.scan import Found, check_unsummed
-from commitlog.errors import CorruptEntry, EntryNotFound, OffsetNotFound, StoreUnreadable
+from commitlog.errors import CorruptEntry, EntryNotFound, LogNotWritable, OffsetNotFound, StoreUnreadable
 
 logger = logging.getLogger(__name__)
 
@@ -175,9 +175,23 @@ class ReadableEntries:
                 return None
             number = bisect_right(range(begin, end + 1), offset, key=lambda at: self._unit(at).position)
             unit = self._unit(begin + number - 1) if number else None
+            if unit is None or not unit.position <= offset < unit.position + unit.size:
+                unit = self._find_from_begin_of_file(offset)
         except (EntryNotFound, StoreUnreadable):
             return None
-        return unit if unit is not None and offset < unit.position + unit.size else None
+        return unit
+
+    def _find_from_begin_of_file(self, offset: int) -> Unit | None:
+        """As find(), from entry to entry: a damaged unit led astray, or no entry has the byte."""
+        start = offset - offset % self.data.file_bytes
+        head = head_at(self.data, start)
+        unit = Unit.of(head) if head is not None else None
+        while unit is not None and unit.position + unit.size <= offset:
+            following = head_behind(self.data, unit)
+            unit = Unit.of(following) if following is not None else self._unit(unit.index + 1)
+            if unit.position > offset:
+                return None
+        return unit
 
     def contradicts(self, head: EntryHead) -> str | None:
         """What the index says of this entry, if that is something else; a unit that is damaged is put right."""
@@ -201,7 +215,13 @@ class ReadableEntries:
         with self._lock:
             if cuts != self._cuts or not self._has(index):
                 return False
-            self._index.put_back(index * UNIT_BYTES, UNIT.pack(*right))
+            try:
+                self._index.put_back(index * UNIT_BYTES, UNIT.pack(*right))
+            except LogNotWritable as error:
+                logger.error(
+                    "index unit does not fit its entry, and is not written index=%d reason=%s", index, error
+                )
+                return False
         logger.error(
             "index unit did not fit its entry, written again index=%d position=%d", index, right.position
         )

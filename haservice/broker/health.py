@@ -16,16 +16,17 @@ logger = logging.getLogger(__name__)
 # The broker reports every thread that fails.  If one of these fails it also refuses sends, for OK would not
 # be true: the message would be on no disk, not readable, on no slave, not waited for after a power cut
 # (ha-recorder), stored by a master that has been replaced, or never delivered or asked about.
+_DISPATCH = "log-dispatch"
 VITAL_THREADS = frozenset(
     {
-        *("log-flush", "log-dispatch", "ha-group-transfer", "ha-recorder", "role-keeper"),
+        *("log-flush", _DISPATCH, "ha-group-transfer", "ha-recorder", "role-keeper"),
         *("delay-delivery", "transaction-check", "lease-keeper"),
     }
 )
 
 
 class Health:
-    """Any thread may call all of it.  A failure is never forgotten."""
+    """Any thread may call all of it.  A failure is never forgotten, but damage that has been repaired is."""
 
     def __init__(self) -> None:
         # Names of threads that failed, and why.
@@ -33,6 +34,8 @@ class Health:
         # Notes the reason to refuse all sends, or None to take them, and does no more.  Set before anybody sends.
         self.refuse_sends: Callable[[str | None], None] = lambda reason: None
         self._stopping = False
+        # What the dispatch waits to be repaired, as last told.
+        self._damage: str | None = None
         # Guards all of the above.
         self._lock = threading.Lock()
 
@@ -56,12 +59,15 @@ class Health:
             logger.error("sends are refused from now on thread=%s reason=%s", name, reason)
 
     def dispatch_is(self, trouble: str | None, damage: str | None) -> None:
-        """Refuses sends only while queues or index cannot take them, as RocketMQ does.  `damage` stays."""
+        """Refuses sends only while queues or index cannot take them, as RocketMQ does, or damage stops it."""
         with self._lock:
+            before, self._damage = self._damage, damage
+            if before != damage and self.failures.get(_DISPATCH) == before:
+                self.failures = {name: why for name, why in self.failures.items() if name != _DISPATCH}
             if not VITAL_THREADS & self.failures.keys() and not self._stopping:
                 self.refuse_sends(trouble)
-        if damage is not None and "log-dispatch" not in self.failures:
-            self.unhealthy("log-dispatch", damage)
+        if damage is not None and _DISPATCH not in self.failures:
+            self.unhealthy(_DISPATCH, damage)
 
     def stopping(self) -> None:
         """Refuses sends for good, for the broker stops."""

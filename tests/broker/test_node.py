@@ -18,6 +18,7 @@ from commitlog.kernel import native
 from commitlog.kernel.records import decode
 from commitlog.options import FlushDiskType
 from haservice import __version__
+from haservice.broker.health import Health
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole, NameserverConfig
 from haservice.devtools.pair import free_port_block
@@ -617,3 +618,17 @@ def test_all_that_a_broker_asks_others_goes_through_one_thread(
     names = [thread.name for thread in set(threading.enumerate()) - before]
     assert names.count("remoting-client") == 2  # one each
     assert not {"register", "slave-sync"} & set(names)
+
+
+def test_damage_that_is_repaired_is_no_failure_any_more() -> None:
+    health, said = Health(), list[str | None]()
+    health.refuse_sends = said.append
+    for damage in ("record at 7", "record at 7", "record at 9"):
+        health.dispatch_is(None, damage)
+        assert health.failures == {"log-dispatch": damage}
+    assert "record at 9" in (said[-1] or "")
+    health.dispatch_is(None, None)
+    assert (health.failures, said[-1], health.why_vital) == ({}, None, "")
+    health.thread_failed("log-dispatch", OSError("gone"))
+    health.dispatch_is(None, None)
+    assert health.why_vital
