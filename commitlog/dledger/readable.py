@@ -154,8 +154,8 @@ class ReadableEntries:
         if unit is None:
             if cuts != self._cuts or self._heal(index):
                 return self._unit(index)
-            raise StoreUnreadable(
-                self._index.segments.directory, f"the unit of index {index} is damaged, and its entry, too"
+            raise CorruptEntry(
+                NONE, f"nobody knows where, index {index}: its unit is damaged, and its head, too"
             )
         return unit
 
@@ -177,7 +177,7 @@ class ReadableEntries:
             unit = self._unit(begin + number - 1) if number else None
             if unit is None or not unit.position <= offset < unit.position + unit.size:
                 unit = self._find_from_begin_of_file(offset)
-        except (EntryNotFound, StoreUnreadable):
+        except (CorruptEntry, EntryNotFound, StoreUnreadable):
             return None
         return unit
 

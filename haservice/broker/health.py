@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+_DISPATCH = "log-dispatch"
 # The broker reports every thread that fails.  If one of these fails it also refuses sends, for OK would not
 # be true: the message would be on no disk, not readable, on no slave, not waited for after a power cut
 # (ha-recorder), stored by a master that has been replaced, or never delivered or asked about.
-_DISPATCH = "log-dispatch"
 VITAL_THREADS = frozenset(
     {
         *("log-flush", _DISPATCH, "ha-group-transfer", "ha-recorder", "role-keeper"),

@@ -91,7 +91,9 @@ def test_head_and_unit_of_one_entry_are_both_put_back_where_its_neighbours_leave
     store, made = filled
     before = (data_bytes(tmp_path), data_bytes(tmp_path, "index"))
     flip_at(tmp_path, "data", made[13].position + 20, FILE_BYTES, 3)
-    flip_at(tmp_path, "index", 13 * UNIT_BYTES + 25, INDEX_FILE_BYTES, 3)
+    flip_at(tmp_path, "index", 13 * UNIT_BYTES + 15, INDEX_FILE_BYTES, 3)
+    with pytest.raises(CorruptEntry):
+        store.read(13)
     assert store.mend(made[13])
     assert (data_bytes(tmp_path), data_bytes(tmp_path, "index")) == before
     store.close()
