@@ -254,7 +254,7 @@ def test_a_member_with_a_newer_term_and_a_shorter_log_rejoins() -> None:
 
 def test_a_push_whose_predecessor_is_lost_is_pushed_again() -> None:
     story = Story(Mode(3, flushes=True, first_entry=True, preferred=False, small=True))
-    for seed in range(40):
+    for seed in range(80):
         story.world.source = random.Random(seed)
         story.world.loss = 0.3
         story.on(0.3)
