@@ -62,6 +62,8 @@ class MemberSettings:
     """Damaged entries that are known at a time; others are found again."""
     preferred_leaders: tuple[str, ...] = ()  # preferredLeaderIds
     preferred_check_s: float = 1.0
+    preferred_pause_max_s: float = 30.0
+    """With each hand-over that fails, the time to the next look doubles, up to this."""
     transfer_lag_max: int = 1000  # maxLeadershipTransferWaitIndex
     transfer_wait_s: float = 1.0  # leadershipTransferWaitTimeout
     first_entry_body: bytes | None = None

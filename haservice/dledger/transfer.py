@@ -33,6 +33,7 @@ class LeadershipTransfer:
         self._on_end: OnEnd | None = None
         self._until_s = math.inf
         self._check_s = -math.inf
+        self._pause_s = state.settings.preferred_check_s
         self._taking: tuple[object, LeadershipTransferRequest] | None = None
         """What this member was told to take."""
         self._taking_until_s = math.inf
@@ -57,7 +58,7 @@ class LeadershipTransfer:
     def on_role(self) -> None:
         state = self._state
         if state.is_leader:
-            self._check_s = state.now_s + state.settings.preferred_check_s
+            self._check_s = max(self._check_s, state.now_s + state.settings.preferred_check_s)
             if self.transferee is not None:
                 self._end(DLedgerResponseCode.TAKE_LEADERSHIP_FAILED)
         elif state.is_follower and self.transferee is not None:
@@ -108,6 +109,13 @@ class LeadershipTransfer:
 
     def _end(self, code: DLedgerResponseCode) -> None:
         """Appends are taken again, if this member still leads."""
+        settings = self._state.settings
+        if code is DLedgerResponseCode.SUCCESS:
+            self._pause_s = settings.preferred_check_s
+        else:
+            # What kept it from the lead may last, and each try costs appends.
+            self._pause_s = min(2 * self._pause_s, settings.preferred_pause_max_s)
+            self._check_s = self._state.now_s + self._pause_s
         on_end, self._on_end = self._on_end, None
         self.transferee, self._until_s = None, math.inf
         self._appends.transferring = False
@@ -154,7 +162,9 @@ class LeadershipTransfer:
             pass  # it has asked for votes
         elif state.term != request.term or state.leader_id != request.transfer_id:
             self._end_taking(DLedgerResponseCode.INCONSISTENT_TERM)
-        elif state.log.end_index >= request.take_leadership_ledger_index and state.may_lead:
+        elif not state.may_lead:
+            self._end_taking(DLedgerResponseCode.TAKE_LEADERSHIP_FAILED)
+        elif state.log.end_index >= request.take_leadership_ledger_index:
             elector.taking_term = state.term + 1
             elector.stand()
 

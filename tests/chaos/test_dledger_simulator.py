@@ -345,6 +345,39 @@ def test_a_transferee_that_is_cut_off_costs_a_second_of_appends() -> None:
     story.ends_well()
 
 
+def test_a_preferred_leader_that_can_only_follow_costs_no_appends() -> None:
+    story = Story(PREFERRED)
+    preferred = story.world.node("n1")
+    story.until(lambda: preferred.leads, "it leads", seconds=4.0)
+    preferred.log.is_held = True
+    story.another_leads(preferred)
+    story.next_ok()
+    refused = story.world.count["answered LEADER_TRANSFERRING"]
+    story.on(10.0)
+    assert story.world.count["answered LEADER_TRANSFERRING"] <= refused + 2
+    preferred.log.is_held = False
+    story.until(lambda: preferred.leads, "it leads again", seconds=40.0)
+    story.ends_well()
+
+
+def test_a_preferred_leader_that_a_minority_reaches_is_tried_less_and_less_often() -> None:
+    """Its leader hears it, and nobody else would elect it."""
+    story = Story(Mode(5, flushes=True, first_entry=True, preferred=True, small=False))
+    preferred = story.world.node("n1")
+    story.until(lambda: preferred.leads, "it leads", seconds=4.0)
+    preferred.crash()
+    story.until(lambda: bool(story.world.leaders), "another leads")
+    elections = len(story.world.elections)
+    for node in story.followers:
+        story.world.cuts |= {(preferred.name, node.name), (node.name, preferred.name)}
+    preferred.boot()
+    story.on(40.0)
+    assert elections + 3 <= len(story.world.elections) <= elections + 5
+    story.world.cuts.clear()
+    story.until(lambda: preferred.leads, "it leads again", seconds=40.0)
+    story.ends_well()
+
+
 def test_a_leader_whose_disk_is_full_leaves_the_lead_to_another_and_takes_it_no_more() -> None:
     story = Story()
     leader = story.leader

@@ -176,6 +176,34 @@ def test_a_stock_members_term_not_ready_is_asked_again_in_the_same_term() -> Non
     assert (driven.leads, driven.member.term) == (True, 5)
 
 
+def test_a_candidate_that_found_a_leader_asks_first_again_when_that_one_is_silent() -> None:
+    """Stock before 2019-09 still had the old round's outcome, and began another term."""
+    driven = Driven(term=4)
+    driven.on(0.5)
+    driven.voted(driven.asks(VoteRequest)[0][0], V.REJECT_ALREADY_VOTED)
+    driven.voted(driven.asks(VoteRequest)[0][0], V.REJECT_TERM_NOT_READY)
+    driven.beat("n1", 5)
+    driven.on(1.4)
+    driven.until_asked()
+    assert [(one.term, one.pre_vote) for _, one in driven.asks(VoteRequest)] == [(5, True)] * 2
+
+
+def test_a_member_that_never_answers_delays_no_round_and_no_heartbeat() -> None:
+    """Stock before 2020-02 asked one after the other."""
+    driven = Driven()
+    for _ in range(2):
+        driven.until_asked()
+        (silent, _), (ask, _) = driven.asks(VoteRequest)
+        driven.voted(ask, V.ACCEPT)
+    assert driven.leads
+    for _ in range(20):
+        driven.on(0.5)
+        beats = {ask.peer: ask for ask, _ in driven.asks(HeartBeatRequest)}
+        assert beats.keys() == {silent.peer, ask.peer}
+        driven.answer(beats[ask.peer], HeartBeatResponse(term=driven.member.term))
+    assert driven.leads
+
+
 def test_votes_of_an_earlier_round_do_not_count() -> None:
     driven = Driven(term=4, members=5)
     driven.on(0.5)

@@ -290,6 +290,33 @@ def test_a_leader_whose_disk_keeps_nothing_acknowledges_nothing_and_another_lead
     assert leader.store.flushed_index == 0
 
 
+def test_a_leader_that_cannot_read_what_it_has_to_push_ends_and_another_leads(group: Group) -> None:
+    """Stock's 87: its dispatcher tried again and again, and led on."""
+    group.boot("n0", "n1", "n2")
+    assert group.leader().append([b"kept"]).result(ANSWER_S).code is OK
+    group.level()
+    group.stop("n0", "n1", "n2")
+    group.boot("n0", "n1")
+    leader = group.leader()
+    name = group.name(leader)
+    group.files[name].fail("pread", errno.EIO)
+    group.boot("n2")
+    wait_until(lambda: group.failures, "it ends")
+    assert "Input/output error" in str(group.failures[0][1])
+    group.up.pop(name).stop()
+    assert group.leader().append([b"more"]).result(ANSWER_S).last_index == 1
+
+
+def test_a_member_that_takes_connections_and_says_nothing_delays_nobody(group: Group) -> None:
+    """Stock before 2020-02 waited for its votes and heartbeats one after the other."""
+    host, _, port = group.peers["n2"].rpartition(":")
+    with socket.socket() as silent:
+        silent.bind((host, int(port)))
+        silent.listen()
+        group.boot("n0", "n1")
+        assert group.leader().append([b"x"]).result(ANSWER_S).code is OK
+
+
 def test_a_member_whose_vote_finds_no_room_rests_and_takes_part_again_once_there_is_some(
     group: Group,
 ) -> None:

@@ -117,6 +117,17 @@ def test_an_answer_that_waits_for_the_disk_is_not_given_to_a_newer_leader() -> N
     assert driven.step(LogSynced()) == []
 
 
+def test_a_push_that_waits_for_its_predecessor_is_answered_when_there_is_another_leader() -> None:
+    """Stock's 282: what waited at a member that no longer followed was not answered."""
+    driven = following()
+    assert driven.push(APPEND, entry(1, 4), term=4) is None
+    driven.beat("n2", 5)
+    answers = [one.answer.result for one in driven.actions if hasattr(one, "answer")]  # type: ignore[attr-defined]
+    assert answers == [Code.NOT_FOLLOWER, Code.SUCCESS]
+    driven.on(0.6)
+    assert driven.push(APPEND, entry(1, 5), term=5, leader="n2") is None
+
+
 def test_a_push_that_comes_before_its_predecessor_waits_for_it() -> None:
     driven = following()
     assert driven.push(APPEND, entry(1, 4), term=4) is None
@@ -187,6 +198,8 @@ def test_the_committed_index_neither_falls_nor_points_behind_the_log() -> None:
     assert driven.member.committed_index == 2
     driven.push(COMMIT, term=4, commit=1)
     assert driven.member.committed_index == 2
+    assert driven.done(CommittedTo) == []
+    assert Driven(log_of(1, 1), committed_index=2).member.committed_index == 1, "a restart with a shorter log"
 
 
 def test_what_is_saved_as_committed_is_durable() -> None:

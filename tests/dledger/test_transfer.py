@@ -152,6 +152,16 @@ def test_a_transferee_that_stays_behind_says_so() -> None:
     assert driven.member.term == 4
 
 
+def test_a_transferee_that_cannot_lead_says_so_at_once() -> None:
+    """Stock's 287.  As long as it says nothing, the leader takes no appends; it is level, as it can follow."""
+    driven = following(log_of(1))
+    driven.log.is_held = True
+    answer = told(driven, 0)
+    assert answer is not None
+    assert answer.result is Code.TAKE_LEADERSHIP_FAILED
+    assert driven.member.term == 4
+
+
 def test_a_transferee_refuses_who_does_not_lead_and_an_old_term() -> None:
     driven = following()
     driven.beat("n2", 6)
@@ -176,3 +186,18 @@ def test_a_preferred_leader_hands_over_to_nobody() -> None:
     driven = pushing(preferred_leaders=("n0", "n1"))
     driven.on(1.05)
     assert not driven.asks(LeadershipTransferRequest)
+
+
+@pytest.mark.parametrize("answer", [LeadershipTransferResponse(code=418), None], ids=str)
+def test_a_preferred_member_that_does_not_take_the_lead_is_asked_less_and_less_often(
+    answer: LeadershipTransferResponse | None,
+) -> None:
+    """Jepsen, 2019, once more: what kept it from the lead lasts, and each try costs appends."""
+    driven = pushing(preferred_leaders=("n1",), heartbeat_interval_s=30.0)
+    began_s, tries = driven.now_s, []
+    while driven.now_s < began_s + 80.0:
+        driven.on(0.5)
+        for ask, _ in driven.asks(LeadershipTransferRequest):
+            tries.append(round(driven.now_s - began_s))
+            driven.answer(ask, answer)
+    assert tries == [1, 3, 7, 15, 31, 61]

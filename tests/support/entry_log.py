@@ -65,7 +65,8 @@ class MemoryLog:
         self.now, self.disk = Entries(), Entries()
         self.unsynced: list[Change] = []
         self._durable = -1
-        self.is_full = self.has_failed = False
+        self.is_full = self.has_failed = self.is_held = False
+        """Held: it takes a leader's entries, and should have none of its own."""
         self.on_append: Callable[[LedgerEntry, LedgerEntry | None], None] = _never
         """The entry, and the one before it."""
         self.on_cut: Callable[[list[LedgerEntry]], None] = _never
@@ -94,7 +95,7 @@ class MemoryLog:
 
     @property
     def is_writable(self) -> bool:
-        return not (self.is_full or self.has_failed)
+        return not (self.is_full or self.has_failed or self.is_held)
 
     def term_at(self, index: int) -> int:
         entry = self.now.get(index)

@@ -147,7 +147,7 @@ def test_a_cut_removes_the_entries_from_an_index_on_and_others_take_their_places
     tmp_path: Path, index: int, restart: bool
 ) -> None:
     store = open_entries(tmp_path)
-    made = fill(store, 20)
+    made = [*fill(store, 10), *fill(store, 10, term=2)]
     store.flush()
     store.save_checkpoint(committed_index=15)
     store.truncate(index)
@@ -157,14 +157,14 @@ def test_a_cut_removes_the_entries_from_an_index_on_and_others_take_their_places
     assert all_entries(store) == made[:index]
     assert store.end_index == min(index, 20) - 1
     assert store.committed_index == min(index - 1, 15)
-    assert store.end_term == (1 if index else -1)
+    assert store.end_term == (made[min(index, 20) - 1].term if index else -1)
     if index < 20:
         assert not any(data_bytes(tmp_path, "index")[max(index, 0) * UNIT_BYTES :])
         with pytest.raises(EntryNotFound):
             store.read(index)
         behind = data_bytes(tmp_path)[store.end :]
         assert not any(behind)
-    made = made[:index] + fill(store, 7, term=2)
+    made = made[:index] + fill(store, 7, term=3)
     store.close()
     store = open_entries(tmp_path)
     assert all_entries(store) == made
