@@ -58,7 +58,7 @@ class LeadershipTransfer:
     def on_role(self) -> None:
         state = self._state
         if state.is_leader:
-            self._check_s = max(self._check_s, state.now_s + state.settings.preferred_check_s)
+            self._check_s = state.now_s + self._pause_s
             if self.transferee is not None:
                 self._end(DLedgerResponseCode.TAKE_LEADERSHIP_FAILED)
         elif state.is_follower and self.transferee is not None:

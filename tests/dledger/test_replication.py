@@ -153,6 +153,10 @@ def test_pushes_that_wait_are_bounded() -> None:
     for index in (1, 2, 3):
         assert driven.push(APPEND, entry(index, 4), term=4) is None
     assert told(driven, driven.push(APPEND, entry(4, 4), term=4))[0] is Code.PUSH_REQUEST_IS_FULL
+    driven = following(log_of(flushes=True), waiting_pushes_max=3)
+    for index in (0, 1, 2):
+        assert driven.push(APPEND, entry(index, 4), term=4) is None
+    assert told(driven, driven.push(APPEND, entry(3, 4), term=4))[0] is Code.PUSH_REQUEST_IS_FULL
 
 
 def test_what_is_there_already_is_acknowledged_again() -> None:
@@ -233,17 +237,19 @@ def test_a_push_that_no_leader_sends_is_refused(
     assert driven.log.end_index == -1
 
 
-def test_an_old_leaders_push_is_refused_with_the_term_that_is_newer() -> None:
-    driven = following(term=4)
-    answer = driven.push(APPEND, entry(0, 3), term=3, leader="n2")
+@pytest.mark.parametrize("kind", [COMPARE, TRUNCATE, APPEND])
+def test_an_old_leaders_push_is_refused_with_the_term_that_is_newer(kind: PushType) -> None:
+    driven = following(log_of(1, 1), term=4)
+    answer = driven.push(kind, entry(0, 1), term=3, leader="n2")
     assert answer is not None
-    assert (answer.result, answer.term) == (Code.EXPIRED_TERM, 4)
+    assert (answer.result, answer.term, answer.end_index) == (Code.EXPIRED_TERM, 4, 1)
 
 
 def test_a_full_disk_is_answered_as_that_and_an_entry_at_another_place_as_inconsistent() -> None:
     driven = following()
     driven.log.is_full = True
     assert told(driven, driven.push(APPEND, entry(0, 4), term=4))[0] is Code.DISK_FULL
+    assert told(driven, driven.push(APPEND, entry(0, 4), entry(1, 4), term=4))[0] is Code.DISK_FULL
     driven.log.is_full = False
     misplaced = LedgerEntry.of(0, 4, 8, b"x")
     assert told(driven, driven.push(APPEND, misplaced, term=4))[0] is Code.INCONSISTENT_STATE
@@ -309,6 +315,27 @@ def test_what_a_follower_has_beyond_the_entry_that_was_compared_is_not_cut_unsee
     assert push.entries[0].index == 2
     driven.pushed(ask, end=2)
     assert [push.entries[0].index for _, push in driven.pushes(APPEND)] == [3]
+
+
+@pytest.mark.parametrize("code", [Code.INCONSISTENT_STATE, Code.DISK_ERROR], ids=str)
+def test_a_cut_that_a_follower_did_not_make_begins_a_new_comparison(code: DLedgerResponseCode) -> None:
+    """Stock's 87: it asked for the same cut for ever."""
+    driven = leading(log_of(1, 1, 3), term=3)
+    assert compare(driven, [1, 1, 2, 2])[:2] == (TRUNCATE, 1)
+    driven.pushed(driven.pushes(TRUNCATE)[0][0], code, end=3)
+    driven.on(0.3)
+    assert driven.pushes(TRUNCATE) == []
+    assert driven.pushes(COMPARE)
+
+
+def test_the_first_push_of_a_term_is_repeated_though_nothing_else_is_appended() -> None:
+    """Stock 0.4: lost on its way it was not, as the term had no watermark yet."""
+    driven = leading(heartbeat_interval_s=5.0)
+    driven.step(AppendBodies("a", [b"x"]))
+    assert len(driven.pushes(COMPARE)) == 2
+    driven.on(3.0)
+    driven.on(0.3)
+    assert len(driven.pushes(COMPARE)) == 2
 
 
 def test_a_leader_whose_first_entries_are_expired_starts_a_follower_at_its_first() -> None:

@@ -201,3 +201,7 @@ def test_a_preferred_member_that_does_not_take_the_lead_is_asked_less_and_less_o
             tries.append(round(driven.now_s - began_s))
             driven.answer(ask, answer)
     assert tries == [1, 3, 7, 15, 31, 61]
+    driven.beat("n2", driven.member.term + 1)
+    driven.elect()
+    driven.on(29.0)
+    assert not driven.asks(LeadershipTransferRequest), "nor because it was elected again"
