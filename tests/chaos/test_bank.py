@@ -99,5 +99,12 @@ def test_a_patch_that_no_longer_applies_is_named(tmp_path: Path) -> None:
     assert "FAILED" in said
 
 
+def test_the_bugs_that_a_page_names_are_in_the_bank() -> None:
+    known = (ROOT / "docs/dledger.md").read_text().partition("### Its known bugs")[2].partition("\n## ")[0]
+    named = re.findall(r"`([a-z_]+)`", known)
+    assert len(named) > 20
+    assert {f"dledger_{name}" for name in named} <= {bug.name for bug in ALL}
+
+
 def test_every_patch_is_in_the_directory_of_bugs() -> None:
     assert {bug.path.parent for bug in ALL} == {BUGS}
