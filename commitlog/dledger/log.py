@@ -103,6 +103,8 @@ def first_body(store_host: bytes) -> bytes:
 class MajorityLog(CommitLog):
     """The log over classic files and entries, committed up to `end`."""
 
+    record_lead = HEAD_BYTES
+
     def __init__(
         self,
         options: LogOptions,

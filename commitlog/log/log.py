@@ -99,6 +99,9 @@ class Arrivals(Protocol):
 class CommitLog(WritableLog):
     """The log over `segments`, which hold whole bytes up to `end`, as recovery found."""
 
+    record_lead = 0
+    """Bytes of room that append_run() needs before each record, for what the log itself writes there."""
+
     def __init__(
         self,
         options: LogOptions,

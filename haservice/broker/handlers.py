@@ -12,7 +12,6 @@ from functools import partial
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import parse_delay_levels
-from commitlog.dledger.layout import HEAD_BYTES
 from commitlog.kernel.records import NewMessage
 from commitlog.options import TRANSACTION_CHECKS
 from commitlog.store import Store
@@ -142,14 +141,7 @@ class Parts:
 
 def sends_of(parts: Parts) -> SendProcessor:
     admission, send_limits, log = _admission(parts), _send_limits(parts.config.broker), parts.store.log
-    fast = fast_sends(
-        admission,
-        log,
-        parts.stats,
-        store_host=parts.store_host,
-        trace=trace_of(send_limits),
-        lead=HEAD_BYTES if parts.config.dledger.enabled else 0,
-    )
+    fast = fast_sends(admission, log, parts.stats, store_host=parts.store_host, trace=trace_of(send_limits))
     sends = SendProcessor(
         send_limits,
         admission,

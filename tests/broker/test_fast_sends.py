@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from commitlog.dledger.layout import HEAD_BYTES
 from commitlog.kernel.records import decode_properties, encode_host
 from commitlog.log.log import CommitLog
 from commitlog.options import LogOptions
@@ -133,12 +132,7 @@ class Broker:
         self.slave, self.durability, self.ack = proofs.slave, proofs.durability, proofs.ack
         self.send_limits = SEND_LIMITS._replace(**send_limits)
         short = fast_sends(
-            self.admission,
-            self.log,
-            self.stats,
-            store_host=store_host,
-            trace=trace_of(self.send_limits),
-            lead=HEAD_BYTES if group else 0,
+            self.admission, self.log, self.stats, store_host=store_host, trace=trace_of(self.send_limits)
         )
         self.sends = SendProcessor(
             self.send_limits,

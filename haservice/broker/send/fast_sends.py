@@ -34,6 +34,7 @@ class Log(Protocol):
 
     body_bytes_max: int
     record_bytes_max: int
+    record_lead: int
 
     def append_run(self, run: EncodedRun) -> CommitLogError | None: ...
 
@@ -76,11 +77,9 @@ class FastSends:
         *,
         store_host: bytes,
         trace: Mapping[str, str],
-        lead: int = 0,
     ) -> None:
-        """`core` is the compiled module; `trace` has each answer's fields besides the message's place.  The log needs
-        `lead` bytes of room before each record."""
-        self.run: Any = core.Sends(admission.cluster_property, store_host, lead)
+        """`core` is the compiled module; `trace` has each answer's fields besides the message's place."""
+        self.run: Any = core.Sends(admission.cluster_property, store_host, log.record_lead)
         self._admission = admission
         self._log = log
         self._stats = stats
@@ -138,18 +137,12 @@ class FastSends:
 
 
 def fast_sends(
-    admission: Admission,
-    log: Log,
-    stats: Stats,
-    *,
-    store_host: bytes,
-    trace: Mapping[str, str],
-    lead: int = 0,
+    admission: Admission, log: Log, stats: Stats, *, store_host: bytes, trace: Mapping[str, str]
 ) -> FastSends | None:
     """None if the native code was not built, or is switched off."""
     if native.sends is None:
         return None
-    return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace, lead=lead)
+    return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace)
 
 
 def _request(
