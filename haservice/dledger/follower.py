@@ -134,8 +134,11 @@ class EntryHandler:
         log, entries = self._state.log, request.entries
         there = max(0, min(len(entries), log.end_index - span_of(entries).first + 1))
         for entry in entries[:there]:
-            if not self._has(entry, request):
-                return _INCONSISTENT
+            try:
+                if not self._has(entry, request):
+                    return _INCONSISTENT
+            except EntryLogError as error:
+                return error.code
             self.agreed_index = max(self.agreed_index, entry.index)
         if there == len(entries):
             return _OK
@@ -151,7 +154,10 @@ class EntryHandler:
         return _OK
 
     def _has(self, entry: LedgerEntry, request: PushEntryRequest) -> bool:
-        """Whether the log has the entry.  If it had, and that is damaged, it has it again: this is it."""
+        """Whether the log has the entry.  If it had, and that is damaged, it has it again: this is it.
+
+        Raises EntryLogError if it cannot be put back: nobody may take it for another entry, and cut it.
+        """
         log, state = self._state.log, self._state
         if not log.begin_index <= entry.index <= log.end_index:
             return False
@@ -162,7 +168,7 @@ class EntryHandler:
             mended = log.mend(entry, committed=entry.index <= request.commit_index)
         except EntryLogError as error:
             state.actions.append(TellOperator(str(error)))
-            return False
+            raise
         if mended:
             state.is_mended(entry.index)
         return mended
@@ -190,7 +196,12 @@ class EntryHandler:
     def _on_compare(self, push: _Push) -> None:
         self._end_waiting(_LATER)
         entry = push.request.entries[0]
-        if self._has(entry, push.request):
+        try:
+            has = self._has(entry, push.request)
+        except EntryLogError as error:
+            self._answer(push, error.code)
+            return
+        if has:
             self._agree(push, entry.index)
         else:
             self._answer(push, _INCONSISTENT)
