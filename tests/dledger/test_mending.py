@@ -238,6 +238,16 @@ def test_what_a_leader_compares_with_a_damaged_entry_mends_it() -> None:
     assert driven.member.state.counted_index == 4
 
 
+@pytest.mark.parametrize("kind", [PushType.COMPARE, PushType.APPEND, PushType.TRUNCATE])
+def test_a_damaged_entry_that_cannot_be_put_back_is_not_called_another_one(kind: PushType) -> None:
+    """Or its leader finds nothing equal from there on, has it cut, and this member votes for whoever lacks it."""
+    driven = following(damaged_log(4), committed_index=1)
+    driven.log.has_failed = True
+    assert told(driven, driven.push(kind, entry(4, 1), term=4))[0] is Code.DISK_ERROR
+    driven.log.has_failed = False
+    assert told(driven, driven.push(PushType.COMPARE, entry(4, 1), term=4)) == (OK, 0, 4)
+
+
 def test_a_damaged_entry_that_its_leader_does_not_have_is_cut_as_any_other() -> None:
     driven = following(damaged_log(4), committed_index=1)
     assert told(driven, driven.push(PushType.COMPARE, entry(4, 3), term=4))[0] is Code.INCONSISTENT_STATE
