@@ -35,6 +35,8 @@ class Leadership:
         self._contact_s: dict[str, float] = {}
         """Peer → when it was asked what it has answered since."""
         self._beat_at_s: dict[str, float] = {}
+        self._differs: set[str] = set()
+        """Peers of whom the operator was told that their files differ."""
 
     # -- begin and end ------------------------------------------------------------------------------
 
@@ -50,6 +52,7 @@ class Leadership:
     def _begin(self) -> None:
         state = self._state
         self._term = state.term
+        self._differs = set()
         others = state.settings.others
         # The votes are the first word of a majority.
         self._contact_s = dict.fromkeys(others, state.now_s)
@@ -135,10 +138,20 @@ class Leadership:
             case DLedgerResponseCode.TERM_NOT_READY:
                 self._beat_at_s[peer] = min(self._beat_at_s[peer], state.now_s + _AGAIN_S)
             case DLedgerResponseCode.UNKNOWN_MEMBER | DLedgerResponseCode.UNKNOWN_GROUP:
-                text = f"{peer} answers {answer.result.name}: the peers of the two differ"
-                state.actions.append(TellOperator(text))
+                self._tell_differs(peer, answer.result)
             case _:
                 self._contact_s[peer] = max(self._contact_s[peer], sent_s)
+
+    def _tell_differs(self, peer: str, code: DLedgerResponseCode) -> None:
+        """Once in a term: it stays until an operator changes a file."""
+        if peer not in self._differs:
+            self._differs.add(peer)
+            settings = self._state.settings
+            key = (
+                "dLegerGroup" if code is DLedgerResponseCode.UNKNOWN_GROUP else "dLegerPeers or dLegerSelfId"
+            )
+            text = f"{peer} at {settings.peers[peer]} answers {code.name}: its {key} differs from this member's file"
+            self._state.actions.append(TellOperator(text))
 
     # -- what a majority has ------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from commitlog.options import LogOptions
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.send import native
 from haservice.broker.send.admission import Admission, SendRules
+from haservice.broker.send.durability import PutStatus, Wait
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.stats.counters import Stats
@@ -618,6 +619,26 @@ async def test_sends_wait_for_the_slave_unless_they_say_that_they_do_not(
     broker.slave.ok = False
     await turn((peer, send(6) + wait_false(7)))
     assert codes(peer)[4:] == [(6, ResponseCode.SLAVE_NOT_AVAILABLE), (7, 0)]
+
+
+@story
+async def test_who_waits_in_vain_hears_why(
+    make: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that went the short way, whose answers have no words else."""
+    broker, waits = make(sync=True), list[Wait]()
+    monkeypatch.setattr(broker.durability, "put_status", lambda end, wait: waits.append(wait))
+    connection, wire = broker.connect()
+    connection.data_received(send(41) + send(42))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for wait in waits:
+        wait.settled(PutStatus.NOT_AGREED)
+    await asyncio.sleep(0)
+    assert broker.taken > 0
+    assert [(answer.opaque, answer.code) for answer in wire.answers()] == [(41, 1), (42, 1)]
+    assert {answer.remark for answer in wire.answers()} == {PutStatus.NOT_AGREED.remark}
+    assert broker.sends.pending == 0
 
 
 @story

@@ -54,6 +54,10 @@ class AppendAnswers(Protocol):
         """
         ...
 
+    def waiters(self) -> list[tuple[Connection, int, int, bool]]:
+        """Those that wait for proofs: see as_request()."""
+        ...
+
 
 # Instead of a code.
 NOT_YET = -1
@@ -122,7 +126,7 @@ class FastSends:
             count, size = run.stored
             self._stats.put(count, size, time.monotonic() - began_s)
         answers, lost = run.finish()
-        return answers, [_request(*each) for each in lost] if lost else lost, error
+        return answers, [as_request(*each) for each in lost] if lost else lost, error
 
     def _learn_limits(self) -> None:
         log = self._log
@@ -145,7 +149,7 @@ def fast_sends(
     return FastSends(native.sends, admission, log, stats, store_host=store_host, trace=trace)
 
 
-def _request(
+def as_request(
     connection: Connection, opaque: int, serialize_type: int, oneway: bool
 ) -> tuple[Connection, RemotingCommand]:
     """The parts of a send that its answer needs."""

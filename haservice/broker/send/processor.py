@@ -29,7 +29,7 @@ from commitlog.log.log import Appended, BatchAppended, wall_clock_ms
 from haservice.broker.delay.redirect import Redirected
 from haservice.broker.send.admission import Admission
 from haservice.broker.send.durability import Durability, PutStatus, Wait
-from haservice.broker.send.fast_sends import NOT_YET, FastSends
+from haservice.broker.send.fast_sends import NOT_YET, FastSends, as_request
 from haservice.broker.send.fast_sends import AppendAnswers as RunAnswers
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.table import HALF_TOPIC
@@ -436,6 +436,10 @@ class _RunWait(Wait):
         answers, self.answers = self.answers, None
         assert answers is not None
         self.sends.settled(status, answers.waiting)
+        if status.remark:
+            for connection, request in (as_request(*each) for each in answers.waiters()):
+                connection.send(request.answer(status, status.remark))
+            return
         for connection, encoded in answers.render(NOT_YET, status):
             connection.send_encoded(encoded)
 

@@ -159,6 +159,17 @@ cdef class Answers:
         return rendered
 
 
+    def waiters(self):
+        """[(connection, opaque, serialize type, whether one-way)] of those that wait for proofs."""
+        cdef Py_ssize_t count = PyBytes_GET_SIZE(self.puts) // sizeof(Put), i
+        cdef const Put* put = <const Put*>PyBytes_AS_STRING(self.puts)
+        cdef list found = []
+        for i in range(count):
+            if put[i].stored.wait and not put[i].stored.oneway:
+                found.append((self.senders[put[i].sender], put[i].stored.opaque, int(put[i].stored.binary), False))
+        return found
+
+
 cdef class Sends:
     """A run of plain sends: gathered by take(), appended by CommitLog.append_run(), which stamps it, then finished."""
     cdef dict topics          # name → Topic, one and the same all through a run
