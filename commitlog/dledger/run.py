@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from commitlog.dledger.entries import LogEntry, decode, encode, encode_head, encode_unit
-from commitlog.dledger.layout import BODY_CRC, BODY_CRC_AT, ENTRY_BYTES_MAX, HEAD_BYTES, UNIT_BYTES
+from commitlog.dledger.layout import BODY_CRC, BODY_CRC_AT, ENTRY_BYTES_MAX, HEAD_BYTES
 from commitlog.errors import CorruptEntry
 from commitlog.kernel import native
 from commitlog.kernel.records import body_crc
@@ -92,7 +92,7 @@ class EntryRun:
         return EntryRun(self.data[self._bytes(first) : self._bytes(first + count)])
 
     def units(self) -> bytes:
-        """The index units, UNIT_BYTES for each entry."""
+        """The index units of all entries."""
         core = native.core
         if core is not None:
             units: bytes = core.ledger_units(self.data)
@@ -206,6 +206,3 @@ def fill_reference(spaced: bytearray | memoryview, index: int, term: int, positi
         spaced[at:begin] = encode_head(entry)
         at, count = begin + size, count + 1
     return count
-
-
-assert UNIT_BYTES == 32

@@ -297,6 +297,10 @@ class EntryDispatcher:
         if self._write_index < state.log.begin_index:
             self._compare()
             return False
+        if not self._quota.left(state.now_s):  # it is spent only on a follower that is far behind
+            first = state.read(self._write_index)
+            if first is not None and self._is_far_behind(first.pos):
+                return False
         most = min(
             state.log.end_index - self._write_index + 1, settings.in_flight_max - self._in_flight_entries
         )
@@ -306,9 +310,7 @@ class EntryDispatcher:
             return False
         span = span_of(entries)
         size = span.end - span.pos
-        if state.log.end_pos - span.pos >= settings.throttle_behind_bytes:
-            if not self._quota.left(state.now_s):
-                return False
+        if self._is_far_behind(span.pos):
             self._quota.spend(size, state.now_s)
         self._ask(self._request(PushType.APPEND, entries), self._on_appended)
         self._in_flight[span.first] = _Pushed(span.last, size, state.now_s)
@@ -316,6 +318,9 @@ class EntryDispatcher:
         self._in_flight_bytes += size
         self._write_index = span.last + 1
         return True
+
+    def _is_far_behind(self, pos: int) -> bool:
+        return self._state.log.end_pos - pos >= self._state.settings.throttle_behind_bytes
 
     def _on_appended(self, answer: PushEntryResponse) -> None:
         match answer.result:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.connection import Connection, PendingCall, Processor
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import LoopClosed, LoopTask, LoopThread, OnFailure
@@ -151,7 +151,9 @@ class RemotingClient:
             self._sign(command)
         opaque = command.opaque = next(self._opaque) & 0x7FFFFFFF
         call = _Asked(on_end)
-        call.timer = self._loop.call_later(timeout_s, _give_up, connection, opaque, call, addr, timeout_s)
+        call.timer = self._loop.call_later(
+            timeout_s, _give_up, connection, opaque, call, addr, int(command.code), timeout_s
+        )
         connection.call_now(command, call)
         return True
 
@@ -296,9 +298,11 @@ class _Asked:
         on_end(outcome)
 
 
-def _give_up(connection: Connection, opaque: int, call: _Asked, addr: str, seconds: float) -> None:
+def _give_up(
+    connection: Connection, opaque: int, call: PendingCall, addr: str, code: int, seconds: float
+) -> None:
     connection.forget(opaque)
-    call.set_exception(RemotingTimeout(addr, 0, seconds))
+    _expire(call, addr, code, seconds)
 
 
 def _check_body(command: RemotingCommand) -> None:
@@ -308,9 +312,9 @@ def _check_body(command: RemotingCommand) -> None:
         raise TypeError(f"the body of request {int(command.code)} is {type(body).__name__}, not bytes")
 
 
-def _expire(future: asyncio.Future[RemotingCommand], addr: str, code: int, seconds: float) -> None:
-    if not future.done():
-        future.set_exception(RemotingTimeout(addr, code, seconds))
+def _expire(call: PendingCall, addr: str, code: int, seconds: float) -> None:
+    if not call.done():
+        call.set_exception(RemotingTimeout(addr, code, seconds))
 
 
 class BlockingClient:
