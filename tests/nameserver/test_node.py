@@ -4,9 +4,10 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from haservice.remoting.bodies.clients import (
     TopicList,
     TopicRouteData,
 )
-from haservice.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from haservice.remoting.bodies.registration import PlainRegistration, RegisterBrokerBody, body_crc32
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -570,23 +571,36 @@ def test_route_processors_need_no_server(tmp_path: Path) -> None:
 # ---- large tables
 
 
+def hold_parts(monkeypatch: pytest.MonkeyPatch, may_go_on: Callable[[int], bool]) -> None:
+    """Each part of a table has to wait until it may be read: the steps until then read nothing."""
+    parts = PlainRegistration.parts
+    deadline = Deadline(10)
+
+    def held(body: PlainRegistration) -> Iterator[Mapping[str, Any]]:
+        for number, part in enumerate(parts(body)):
+            while not may_go_on(number) and not deadline.expired:
+                yield {}
+            yield part
+
+    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    monkeypatch.setattr(PlainRegistration, "parts", held)
+
+
 def test_routes_are_answered_while_a_large_table_is_read(
     connect: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of steps: many more than a route takes turns of the loop."""
-    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    """One route behind each of the first parts."""
+    routes: list[TopicRouteData] = []
+    hold_parts(monkeypatch, lambda number: len(routes) >= min(number, 20))
     broker, other = connect(), connect()
     broker.register("First")
     body = table(*(f"T{number}" for number in range(20_000)), version=V2).encode()
-    done: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(broker.ok, RequestCode.REGISTER_BROKER, registration(0, body), body)
-        answer.add_done_callback(lambda _: done.append(len(routes)))
-        routes = []
-        while not answer.done():
+        for _ in range(20):
+            assert not answer.done()
             routes.append(route(other, "First"))
         answer.result()
-    assert done[0] > 20
     assert route(other, "T19999").queue_datas[0].read_queue_nums == 8
 
 
@@ -630,7 +644,7 @@ def test_a_broker_whose_connection_ends_within_a_large_table_leaves_nothing(
 def test_a_broker_whose_connection_ends_while_its_table_is_read_is_not_known(
     node: NameserverNode, connect: Callable[[], Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_of_registration, "PART_BYTES", 1000)
+    hold_parts(monkeypatch, lambda number: number < 20)  # the others never
     broker, other = Peer(node.port), connect()
     body = table(*(f"T{number}" for number in range(20_000))).encode()
     command = RemotingCommand.request(RequestCode.REGISTER_BROKER, registration(0, body), body)
