@@ -1,6 +1,7 @@
 """scripts/bench_replication: what the pair costs on this machine, each row beside a baseline of its run.
 
     catch-up of a fresh slave      against  a bare sendfile → recv → pwrite of the same bytes, files fresh
+                                   and      the native loops of a master and a slave, with nothing around them
     the same over haSecurePort     against  haListenPort
     SYNC_MASTER, 64 in flight      against  ASYNC_MASTER with the same slave and client
     one in flight, p50             against  ASYNC_MASTER again: what a round trip to the slave adds
@@ -26,10 +27,11 @@ from typing import NamedTuple
 import click
 import psutil
 
+from commitlog.kernel import native
 from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.devtools.bare_copy import PAGE_BYTES, bare_copy, touched_memory, written
+from haservice.devtools.bare_copy import PAGE_BYTES, bare_copy, checked_copy, touched_memory, written
 from haservice.devtools.pair import ScratchPair
 from haservice.devtools.relay import Relay
 from haservice.remoting.bodies.clients import HARuntimeInfo
@@ -48,6 +50,7 @@ LOOK_SECONDS = 0.01
 WATCH_SECONDS = 0.001
 COPIES_PER_ROUND = 4
 PATIENCE_SECONDS = 120.0
+BASELINES = {"bare": bare_copy} | ({"loops": checked_copy} if native.core is not None else {})
 WARM_UP = 2000
 IDLE_SECONDS = 20.0
 
@@ -106,33 +109,35 @@ class ReplicationBench:
         self._segment_bytes = max(1 << 30, -(-log_bytes * 9 // 8 // 4096) * 4096)
 
     def catch_up(self) -> None:
-        """Bare and ours in turn, each with memory touched right before, after one unmeasured round.
+        """All in turn, each with memory touched right before, after one unmeasured round.
 
         Each ratio is of one round's two rates: what disturbs the machine for seconds disturbs both.
         """
-        bare: list[float] = []
-        ours: list[float] = []
+        rates: dict[str, list[float]] = {"bare": [], "loops": [], "ours": []}
         cpu: list[tuple[float, float]] = []
         with self._pair(mappedFileSizeCommitLog=str(self._segment_bytes)) as pair:
             end = self._fill(pair.store("broker-a"))
             pair.start_master()
             segment = pair.store("broker-a") / "commitlog" / f"{0:020d}"
             for _ in range(COPIES_PER_ROUND * self._rounds + 1):
-                touched_memory(self._segment_bytes).close()
-                bare.append(bare_copy(segment, pair.root / "bare", end))
-                (pair.root / "bare").unlink()
-                ours.append(self._catch_up_once(pair, end, pair.ha_port(), cpu))
-        del bare[0], ours[0], cpu[0]
+                for name, copy in BASELINES.items():
+                    touched_memory(self._segment_bytes).close()
+                    rates[name].append(copy(segment, pair.root / name, end))
+                    (pair.root / name).unlink()
+                rates["ours"].append(self._catch_up_once(pair, end, pair.ha_port(), cpu))
+        del cpu[0]
+        measured = {name: column[1:] for name, column in rates.items() if column}
         click.echo(f"catch-up of {self._log_bytes / (1 << 30):g} GiB of {len(self._body)} B messages, MB/s:")
-        ratios = [rate / base for base, rate in zip(bare, ours, strict=True)]
         for name, choose in (("median", statistics.median), ("best", max)):
-            base, rate = choose(bare) / 1e6, choose(ours) / 1e6
-            click.echo(f"  {name:<8} bare {base:>7,.0f}   ours {rate:>7,.0f}   ours/bare {rate / base:.2f}")
-        low, _, high = statistics.quantiles(ratios)
-        click.echo(
-            f"  ours/bare, round by round: median {statistics.median(ratios):.2f}, "
-            f"half of the {len(ratios)} between {low:.2f} and {high:.2f}"
-        )
+            shown = "   ".join(f"{who} {choose(column) / 1e6:>7,.0f}" for who, column in measured.items())
+            click.echo(f"  {name:<8} {shown}")
+        for who, base in (("loops", "bare"), ("ours", "bare"), ("ours", "loops")):
+            if who in measured and base in measured:
+                pairs = zip(measured[who], measured[base], strict=True)
+                low, middle, high = statistics.quantiles(rate / other for rate, other in pairs)
+                click.echo(
+                    f"  {who}/{base}, round by round: {middle:.2f}, half of them {low:.2f} to {high:.2f}"
+                )
         user_s, system_s = (statistics.median(column) for column in zip(*cpu, strict=True))
         click.echo(f"  CPU of the slave, s per GiB: {user_s:.2f} user, {system_s:.2f} in the kernel")
 
