@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from haservice.configuration.dledger_settings import DLedgerConfig
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.events import MemberRole
+from haservice.dledger.member import PeerProgress
 from haservice.dledger.node.shell import NodeStatus
 from haservice.errors import RequestError
 from haservice.observability.exposition import ProcessFacts
@@ -262,6 +265,32 @@ def test_commands_are_refused_by_who_does_not_lead_or_has_nobody_to_hand_over_to
     ):
         with pytest.raises(RequestError, match=why):
             node.standing.ask(header)
+
+
+def test_the_next_member_is_asked_to_lead_if_the_nearest_cannot(
+    node: BrokerNode, member: BrokerMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = {"n1": DLedgerResponseCode.NETWORK_ERROR, "n2": DLedgerResponseCode.SUCCESS}
+    asked = []
+
+    def hand_over(to: str) -> Future[DLedgerResponseCode]:
+        asked.append(to)
+        answer: Future[DLedgerResponseCode] = Future()
+        answer.set_result(results[to])
+        return answer
+
+    peers = [
+        PeerProgress("n2", "", 0, 7, True),
+        PeerProgress("n1", "", 0, 0, True),
+        PeerProgress("n3", "", 0, 0, False),
+    ]
+    monkeypatch.setattr(member.node, "peers", lambda: peers)
+    monkeypatch.setattr(member.node, "hand_over", hand_over)
+    member.hand_over(Deadline(10.0))
+    assert asked == ["n1", "n2"]
+    results["n1"] = DLedgerResponseCode.SUCCESS
+    member.hand_over(Deadline(10.0))
+    assert asked == ["n1", "n2", "n1"]
 
 
 def test_a_leader_that_should_not_lead_refuses_sends_and_turns(

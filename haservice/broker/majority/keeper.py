@@ -168,18 +168,20 @@ class MajorityKeeper:
         member, settings = self._member, self._member.settings
         if self.office is None or not member.is_leader:
             raise refused(f"only the leader hands over, and this broker is not it: {self._why()}")
-        to = header.target or member.nearest()
-        if to is None:
+        chosen = [header.target] if header.target else member.nearest()
+        if not chosen:
             raise refused(f"no other member of {settings.group} answers that could lead: {self._why()}")
-        if to not in settings.others:
-            raise refused(f"{to} is none of the others: {', '.join(settings.others)}")
-        if settings.preferred_leaders and to not in settings.preferred_leaders:
+        if chosen[0] not in settings.others:
+            raise refused(f"{chosen[0]} is none of the others: {', '.join(settings.others)}")
+        preferred = settings.preferred_leaders
+        able = [one for one in chosen if not preferred or one in preferred]
+        if not able:
             raise refused(
-                f"preferredLeaderId={','.join(settings.preferred_leaders)} leads whenever it is there and level, so "
-                f"{to} would hand over to it at once: change the key in all members' files, and start them again"
+                f"preferredLeaderId={','.join(preferred)} leads whenever it is there and level, so "
+                f"{chosen[0]} would hand over to it at once: change the key in all members' files, and start them again"
             )
         end, deadline = self._opened.store.log.end, Deadline(header.timeout_millis / 1000)
-        code = member.hand_over_to(to, deadline.remaining)
+        to, code = member.hand_over_to(able, deadline)
         handed = code is DLedgerResponseCode.SUCCESS
         # Slow disks make elections slow: whoever has been told to stand may still win, or somebody else.
         while member.status.leader_id is None or (handed and member.is_leader):

@@ -117,25 +117,29 @@ class BrokerMember:
         self.node.stop(deadline)
 
     def hand_over(self, deadline: Deadline) -> None:
-        """A leader that is about to stop lets the member lead that is nearest to it, if there is one."""
-        to = self.nearest()
-        if to is not None:
-            self.hand_over_to(to, deadline.remaining)
+        """A leader that is about to stop lets another member lead, the one with most of its log if that can."""
+        members = self.nearest()
+        if members:
+            self.hand_over_to(members, deadline)
 
-    def nearest(self) -> str | None:
-        """Of a leader: the member that is there, and has most of its log; None if nobody is."""
+    def nearest(self) -> list[str]:
+        """Of a leader: the members that are there; the one with most of its log comes first."""
         live = [one for one in self.node.peers() if one.is_live]
-        return min(live, key=lambda one: one.lag).peer if live else None
+        return [one.peer for one in sorted(live, key=lambda one: one.lag)]
 
-    def hand_over_to(self, to: str, within_s: float = HAND_OVER_S) -> DLedgerResponseCode:
-        """Lets `to` lead, if this member does now; says what came of it.  Blocks, for HAND_OVER_S at most."""
-        before = self.node.status.term
-        try:
-            code = self.node.hand_over(to).result(min(HAND_OVER_S, within_s))
-        except TimeoutError:
-            code = DLedgerResponseCode.TIMEOUT
-        logger.info("leadership handed over to=%s term=%d result=%s", to, before, code.name)
-        return code
+    def hand_over_to(self, members: Sequence[str], deadline: Deadline) -> tuple[str, DLedgerResponseCode]:
+        """Lets the first of `members` lead that can, if this one leads now.  Returns which was asked last, and what
+        came of it.  Blocks until the deadline at most, HAND_OVER_S for each."""
+        for to in members:
+            before = self.node.status.term
+            try:
+                code = self.node.hand_over(to).result(min(HAND_OVER_S, deadline.remaining))
+            except TimeoutError:
+                code = DLedgerResponseCode.TIMEOUT
+            logger.info("leadership handed over to=%s term=%d result=%s", to, before, code.name)
+            if code is DLedgerResponseCode.SUCCESS or deadline.expired or not self.is_leader:
+                break
+        return to, code
 
     # -- what it is ---------------------------------------------------------------------------------
 
