@@ -14,7 +14,6 @@ ignored.  Members are written in alphabetical order, as Java does.
 from __future__ import annotations
 
 import base64
-import binascii
 import collections.abc
 import dataclasses
 import types
@@ -250,7 +249,7 @@ def _blob(value: Any) -> bytes:
         raise BodyUnreadable(f"is a JSON {type(value).__name__}, not Base64 text")
     try:
         return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error is one; letters behind ASCII raise another
         raise BodyUnreadable(f"text of {len(value)} characters is not Base64: {error}") from None
 
 

@@ -50,6 +50,7 @@ _DIALECT = (
     b"\\u0000",
     b"\\ud800",
     b"\xed\xa0\x80",
+    '"ü"'.encode(),
 )
 
 

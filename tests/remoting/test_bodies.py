@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from haservice.dledger.messages import LedgerEntry
 from haservice.remoting.bodies.clients import (
     BrokerData,
     ClusterInfo,
@@ -218,6 +219,9 @@ def test_ha_status_as_a_5x_tool_reads_it() -> None:
         (ConsumerOffsetWrapper, '{"offsetTable":[]}', "not an object"),
         (TopicStatsTable, '{"offsetTable":{"x":{}}}', "not JSON"),
         (TopicStatsTable, '{"offsetTable":{{"topic":"T"}:{}}}', "no member brokerName"),
+        (LedgerEntry, '{"body":7}', r"LedgerEntry\.body.*not Base64"),
+        (LedgerEntry, '{"body":"QQ="}', r"LedgerEntry\.body.*not Base64"),
+        (LedgerEntry, '{"body":"QQ=ü"}', r"LedgerEntry\.body.*not Base64"),
     ],
 )
 def test_a_body_that_is_not_what_it_should_be_says_where(kind: Any, text: str, where: str) -> None:
