@@ -50,7 +50,7 @@ _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
 NO_HOST = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
 
-# The fields of a batch's element before its body: size, magic, crc, flag, body size.
+# The fields of a batch's element before its body: size, magic, crc, flag, body size.  See encode_element().
 _ELEMENT = struct.Struct(">iiiii")
 
 
@@ -192,8 +192,6 @@ def stamp(
 def encode_batch(message: NewMessage, store_host: bytes) -> EncodedBatch:
     """The records of a batch whose body is a client's elements, one behind the other.
 
-        size 4 | magic 4 | crc 4 | flag 4 | body size 4 | body | properties size 2 | properties
-
     All but flag, body and properties comes from `message`; its properties follow those of each element.
     Raises MessageIllegal for elements that do not fill the body exactly, a delayed one, and an empty batch.
     """
@@ -222,6 +220,18 @@ def encode_batch(message: NewMessage, store_host: bytes) -> EncodedBatch:
     if not starts:
         raise MessageBeyondLimits("batch without messages")
     return EncodedBatch(records, starts)
+
+
+def encode_element(flag: int, body: Buffer, properties: bytes) -> bytes:
+    """One message inside the body of a batch, as a client writes it.
+
+        size 4 | magic 4, crc 4: both 0 | flag 4 | body size 4 | body | properties size 2 | properties
+
+    Raises struct.error for properties above PROPERTIES_BYTES_MAX.
+    """
+    size = _ELEMENT.size + len(body) + _SHORT.size + len(properties)
+    head = _ELEMENT.pack(size, 0, 0, flag, len(body))
+    return b"".join((head, body, _SHORT.pack(len(properties)), properties))
 
 
 def _check_plain(properties: Mapping[str, str]) -> None:

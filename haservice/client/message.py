@@ -1,12 +1,11 @@
 """Messages as applications see them: Message before it is sent, Received after it was read.  Pure.
 
-Message   → checked and encoded for the wire: properties, a compressed body, an element of a batch
+Message   → checked and encoded for the wire: properties, a compressed body
 Received  ← a record from a pull: its body as the producer had it, its properties as values
 """
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,8 +43,6 @@ RESERVED = frozenset(
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 _STR_OR_INT = (str, int)
 _COLLECTIONS = (list, tuple, set, frozenset)
-_ELEMENT = struct.Struct(">iiiii")
-_SHORT = struct.Struct(">h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +181,6 @@ def uncompressed(body: bytes, sys_flag: int) -> bytes:
         return zlib.decompressobj().decompress(body, INFLATED_BYTES_MAX)
     except zlib.error:
         return body
-
-
-def batch_element(message: Message, properties: str) -> bytes:
-    """One message inside the body of a batch."""
-    texts = properties.encode()
-    body = bytes(message.body)
-    size = _ELEMENT.size + len(body) + _SHORT.size + len(texts)
-    head = _ELEMENT.pack(size, 0, 0, message.flag, len(body))
-    return b"".join((head, body, _SHORT.pack(len(texts)), texts))
 
 
 @dataclass(frozen=True, slots=True)

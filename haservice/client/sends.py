@@ -21,16 +21,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from commitlog.kernel.records import encode_element
 from commitlog.log.log import wall_clock_ms
 from haservice.client.errors import ClientClosed, MessageIllegal, RouteUnknown, SendFailed, Try
-from haservice.client.message import (
-    UNIQUE_KEY,
-    WAIT,
-    Message,
-    batch_element,
-    compressed,
-    encode_properties,
-)
+from haservice.client.message import UNIQUE_KEY, WAIT, Message, compressed, encode_properties
 from haservice.client.routes import AUTO_CREATED_QUEUES, TEMPLATE_TOPIC, TopicRoute
 from haservice.client.session import Session
 from haservice.errors import AnswerError, RemotingClosed, RemotingError, RemotingUnreachable
@@ -179,7 +173,8 @@ def prepared_batch(
         if message.delay_level:
             raise MessageIllegal("a batch takes no delay_level: send delayed messages one by one")
         properties = {**message.wire_properties(), UNIQUE_KEY: unique_key}
-        elements.append(batch_element(message, encode_properties(properties)))
+        texts = encode_properties(properties).encode()
+        elements.append(encode_element(message.flag, bytes(message.body), texts))
     body = b"".join(elements)
     if len(body) > limits.max_message_bytes:
         raise MessageIllegal(

@@ -19,6 +19,7 @@ from commitlog.kernel.records import (
     decode_properties,
     encode,
     encode_batch,
+    encode_element,
     encode_host,
     encode_properties,
     java_hash,
@@ -88,7 +89,9 @@ def test_a_record_without_body_and_properties_is_what_rocketmq_writes() -> None:
 
 
 def test_a_batch_is_what_rocketmq_writes() -> None:
-    elements = batch_body([b"body0", b"body1", b"body2"], encode_properties({"KEYS": "kb0", "TAGS": "tb"}))
+    properties = encode_properties({"KEYS": "kb0", "TAGS": "tb"})
+    assert encode_element(5, b"body0", properties) == BATCH_ELEMENT
+    elements = batch_body([b"body0", b"body1", b"body2"], properties)
     assert elements.startswith(BATCH_ELEMENT)
     batch = message(elements, "TopicBatch", 0, properties={"CLUSTER": "DefaultCluster"}, flag=0)
     records, starts = encode_batch(batch, STORE_HOST)
