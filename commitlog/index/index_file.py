@@ -11,8 +11,8 @@ there.  Format and rules: RocketMQ 4.9.8's IndexFile and IndexHeader.
 
 Writes go through a mapping, because they hit slots at random: 0.2 µs instead of a system call.  What is
 written is allocated before: the slots when the file is made, entries piece by piece.  So a full disk is an
-error of that.  If the disk fails under the mapping, the native kernel raises OSError; without it, the process
-ends.  Reads use pread, from any thread.
+error of that.  If the disk fails under the mapping, the native kernel raises OSError.  Without it the process
+would end, so the Python reference maps nothing: it reads and writes.  Reads use pread, from any thread.
 
 Slots and header change in place.  So a power cut may leave a slot that leads to an entry the disk never got,
 and lose the older entries that this one led to.  Entries are only added: once flushed, every byte of them
@@ -142,7 +142,7 @@ class IndexFile:
         if before is not None:
             self.begin_ms = self.end_ms = before.end_ms
             self.begin_physical_offset = self.end_physical_offset = before.end_physical_offset
-            self._write_header()
+            self.save_header()
 
     def load(self) -> None:
         """Reads the header.  Raises SegmentSizeMismatch, unless the file was never written to."""
@@ -196,16 +196,16 @@ class IndexFile:
         """Enters as many as there is room for; returns how many.  Writes entry, slot, header in this order,
         so that what a slot points to is always there.
 
-        Raises OSError if the file cannot be mapped or has no room on the disk, and, in the native build, if
-        the disk fails under the mapping.  What came before is entered then: `next_entry` says how much.
+        Raises OSError if the file cannot be mapped or has no room on the disk, and if the disk fails.  What
+        came before is entered then: `next_entry` says how much.
         """
-        mapped = self._map or self._open_map()
         first = self.next_entry
         if not len(puts) or self.full:
             return 0
         if first + len(puts) > self._room:
             self._make_room(first + len(puts))
         if native.core is not None:
+            mapped = self._map or self._open_map()
             header, done = native.core.index_put(
                 mapped, puts.packed, self._slots, self._entries, self._attributes()
             )
@@ -214,33 +214,31 @@ class IndexFile:
             if not done:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
         else:
-            self._put_each(mapped, puts)
+            self._put_each(puts)
         return self.next_entry - first
 
-    def _put_each(self, mapped: mmap.mmap, puts: Puts) -> None:
-        slots, number, used = self._slots, self.next_entry, self.used_slots
-        begin_ms, position = self.begin_ms, self._entries_at + ENTRY.size * self.next_entry
-        read_slot, write_slot, write_entry = SLOT.unpack_from, SLOT.pack_into, ENTRY.pack_into
-        for key_hash, physical_offset, store_ms in islice(puts, self._entries - self.next_entry):
-            slot_at = HEADER_BYTES + key_hash % slots * 4
-            (older,) = read_slot(mapped, slot_at)
-            if not 0 < older < number:
-                older = 0
-                used += 1
-            seconds = (store_ms - begin_ms) // 1000 if begin_ms > 0 else 0
-            if not 0 <= seconds <= _INT_MAX:
-                seconds = 0 if seconds < 0 else _INT_MAX
-            write_entry(mapped, position, key_hash, physical_offset, seconds, older)
-            write_slot(mapped, slot_at, number)
-            if number == 1:
-                begin_ms = self.begin_ms = store_ms
-                self.begin_physical_offset = physical_offset
-            self.end_physical_offset, self.end_ms = physical_offset, store_ms
-            number += 1
-            position += 20
-        self.used_slots = used
-        self.next_entry = number
-        self._write_header()
+    def _put_each(self, puts: Puts) -> None:
+        pread, pwrite = self._files.pread, self._files.pwrite
+        with self._descriptors.borrow(self._file) as fd:
+            for key_hash, physical_offset, store_ms in islice(puts, self._entries - self.next_entry):
+                number = self.next_entry
+                slot_at = HEADER_BYTES + key_hash % self._slots * SLOT.size
+                slot = pread(fd, SLOT.size, slot_at)
+                if len(slot) != SLOT.size:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), str(self.path))
+                (older,) = SLOT.unpack(slot)
+                taken = 0 < older < number
+                seconds = (store_ms - self.begin_ms) // 1000 if self.begin_ms > 0 else 0
+                seconds = min(max(seconds, 0), _INT_MAX)
+                entry = ENTRY.pack(key_hash, physical_offset, seconds, older if taken else 0)
+                pwrite(fd, entry, self._entries_at + ENTRY.size * number)
+                pwrite(fd, SLOT.pack(number), slot_at)
+                if number == 1:
+                    self.begin_ms, self.begin_physical_offset = store_ms, physical_offset
+                self.end_ms, self.end_physical_offset = store_ms, physical_offset
+                self.used_slots += not taken
+                self.next_entry = number + 1
+            pwrite(fd, HEADER.pack(*self._header()), 0)
 
     def _open_map(self) -> mmap.mmap:
         with self._descriptors.borrow(self._file) as fd:
@@ -261,9 +259,6 @@ class IndexFile:
         with self._descriptors.borrow(self._file) as fd:
             self._files.allocate(fd, limit - begin, begin)
         self._room = (limit - self._entries_at) // ENTRY.size
-
-    def _write_header(self) -> None:
-        HEADER.pack_into(self._map or self._open_map(), 0, *self._header())
 
     def _attributes(self) -> tuple[int, ...]:
         begin_end = (self.begin_ms, self.end_ms, self.begin_physical_offset, self.end_physical_offset)

@@ -32,13 +32,15 @@ BLANK_BYTES = 8
 class Bench:
     """A log with its followers, in a directory."""
 
-    def __init__(self, root: Path, files: OSFiles | None = None, **fields: Any) -> None:
+    def __init__(
+        self, root: Path, files: OSFiles | None = None, *, index_files: OSFiles | None = None, **fields: Any
+    ) -> None:
         self.root = root
         self.files = files or OSFiles()
         self.log: CommitLog = open_log(root, **fields)
         self.queues = ConsumeQueues(root / "consumequeue", 2000, self.files)
         self.queues.load()
-        self.index = IndexFiles(root / "index", 100, 400, self.files, Clock())
+        self.index = IndexFiles(root / "index", 100, 400, index_files or self.files, Clock())
         self.index.load(crashed=False, checkpoint_ms=0)
         self.dispatcher = Dispatcher(self.log, self.queues, self.index, delay_levels=DELAY_LEVELS)
         self.arrivals: list[list[tuple[str, int, int, int]]] = []
@@ -332,7 +334,7 @@ def test_a_start_that_is_far_behind_writes_each_queue_a_few_times(
     """With many queues, passes of 8 MiB gave each of them a few entries in a write, thousands of times."""
     monkeypatch.setattr("commitlog.dispatch.dispatcher._PIECE_BYTES", 1000)
     monkeypatch.setattr("commitlog.dispatch.dispatcher._PASS_BYTES", 2000)
-    bench = Bench(tmp_path, files := FailingFiles())
+    bench = Bench(tmp_path, files := FailingFiles(), index_files=OSFiles())
     for number in range(90):
         bench.log.append(message(b"x" * number, "T", number % 3, properties={"KEYS": f"k{number}"}))
     assert bench.dispatcher.behind > 9000

@@ -188,9 +188,12 @@ print(Path("file").read_bytes() == Path("sound").read_bytes())
 """
 
 
-def run(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    native_core()
+def run(script: str, cwd: Path, pure: bool = False) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != native.PURE}
+    if pure:
+        environment[native.PURE] = "1"
+    else:
+        native_core()
     return subprocess.run(
         [sys.executable, "-c", script], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -201,6 +204,13 @@ def test_a_disk_that_fails_under_the_index_is_an_error_and_costs_no_key(tmp_path
     assert (done.stderr, done.returncode) == ("", 0)
     # Entries begin at 440: number 182 ends behind the page.
     assert done.stdout.splitlines() == [f"{errno.EIO} 182"] * 3 + ["True"]
+
+
+def test_without_the_kernel_it_is_an_error_too(tmp_path: Path) -> None:
+    """Nothing is mapped then.  Slots end at 440: that of number 11 is at 400."""
+    done = run(TRUNCATED.replace('"file", 4096', '"file", 400'), tmp_path, pure=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.splitlines()[:3] == [f"{errno.EIO} 11"] * 3
 
 
 @pytest.mark.parametrize("handler", ["", "faulthandler.enable()"])

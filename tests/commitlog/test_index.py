@@ -485,8 +485,9 @@ def test_chains_fit_although_keys_are_put_while_they_are_checked(
 
         def pread(self, fd: int, size: int, offset: int) -> bytes:
             if self.busy and 40 <= offset < 40 + 4 * 10:
+                self.busy = False  # a put may read slots, too
                 put(index, f"k{self.at}", self.at)
-                self.at += 1
+                self.at, self.busy = self.at + 1, True
             return super().pread(fd, size, offset)
 
     monkeypatch.setattr(index_file, "_PIECE_SLOTS", 3)
