@@ -156,7 +156,7 @@ class AppendBench:
                 for result in store.log.append_many([self._message] * WAITING):
                     if isinstance(result, Exception):
                         raise result
-                    if store.flusher.submit(result.end, time.monotonic() + FLUSH_DEADLINE_S, None):
+                    if store.flusher.submit(result.end, time.monotonic() + FLUSH_DEADLINE_S, object()):
                         flushed.release()
                 for _ in range(WAITING):
                     flushed.acquire(timeout=FLUSH_DEADLINE_S)
