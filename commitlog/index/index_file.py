@@ -238,7 +238,7 @@ class IndexFile:
                 self.end_ms, self.end_physical_offset = store_ms, physical_offset
                 self.used_slots += not taken
                 self.next_entry = number + 1
-            pwrite(fd, HEADER.pack(*self._header()), 0)
+        self.save_header()
 
     def _open_map(self) -> mmap.mmap:
         with self._descriptors.borrow(self._file) as fd:

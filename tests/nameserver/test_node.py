@@ -591,13 +591,13 @@ def test_routes_are_answered_while_a_large_table_is_read(
 ) -> None:
     """One route behind each of the first parts."""
     routes: list[TopicRouteData] = []
-    hold_parts(monkeypatch, lambda number: len(routes) >= min(number, 20))
+    hold_parts(monkeypatch, lambda number: len(routes) >= min(number, 21))
     broker, other = connect(), connect()
     broker.register("First")
     body = table(*(f"T{number}" for number in range(20_000)), version=V2).encode()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(broker.ok, RequestCode.REGISTER_BROKER, registration(0, body), body)
-        for _ in range(20):
+        for _ in range(21):
             assert not answer.done()
             routes.append(route(other, "First"))
         answer.result()
