@@ -589,6 +589,20 @@ def test_nothing_swallows_a_cancellation() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_who_stops_a_process_waits_for_its_threads() -> None:
+    """One that was busy went on after SIGSTOP: a slave acknowledged what a test had sent to a silent one.
+
+    The chaos harness stops processes at any time, and needs no such moment.
+    """
+    home = ROOT / "tests" / "support" / "standing_still.py"
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if path not in (home, Path(__file__)) and "chaos" not in path.parts and "SIGSTOP" in path.read_text()
+    ]
+    assert not wrong, "tests.support.standing_still has freeze and frozen\n" + "\n".join(wrong)
+
+
 CONSTRUCTORS = {"__new__", "__init__", "__post_init__"}
 # Attributes that may appear later, and why: "module.Class.attribute": the reason.  None has one yet.
 APPEARS_LATER: dict[str, str] = {}

@@ -13,7 +13,8 @@ from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
-from tests.cluster.support import QUEUES, TOPIC, frozen, read, start_with_topic
+from tests.cluster.support import QUEUES, TOPIC, read, start_with_topic
+from tests.support.standing_still import frozen
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cluster

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from haservice.admin.calls import MQAdmin
 from haservice.client.raw_sends import RawMessage, SendQueue, Sent, send_all
@@ -34,24 +30,6 @@ SETTINGS = {
     "maxIndexNum": "4000",
     "haSendHeartbeatInterval": "500",
 }
-
-
-@contextlib.contextmanager
-def frozen(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """It stands still meanwhile, with each of its threads: one that is busy runs on for a while after the signal."""
-    process.send_signal(signal.SIGSTOP)
-    try:
-        wait_until(lambda: _stands_still(process.pid), "every thread stands still")
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
-
-
-def _stands_still(pid: int) -> bool:
-    states = [
-        (task / "stat").read_text().rpartition(") ")[2][0] for task in Path(f"/proc/{pid}/task").iterdir()
-    ]
-    return set(states) == {"T"}
 
 
 def start_with_topic(pair: ScratchPair, admin: MQAdmin) -> None:

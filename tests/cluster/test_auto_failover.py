@@ -33,7 +33,6 @@ from tests.cluster.support import (
     Ask,
     MakePair,
     follows,
-    frozen,
     log_bytes,
     log_end,
     numbered,
@@ -42,6 +41,7 @@ from tests.cluster.support import (
     send_ok,
 )
 from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, zookeeper
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,6 @@ from tests.admin.asking import run
 from tests.cluster.support import (
     Ask,
     MakePair,
-    frozen,
     numbered,
     send,
     send_ok,
@@ -22,6 +21,7 @@ from tests.cluster.support import (
     start_with_topic,
     wait_caught_up,
 )
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -22,7 +22,8 @@ from haservice.client.reading import from_queue
 from haservice.devtools.group import ScratchGroup
 from haservice.errors import HAServiceError
 from haservice.remoting.headers.clients import CreateTopicHeader
-from tests.cluster.support import QUEUES, SETTINGS, TOPIC, frozen, numbered, read, send, send_ok
+from tests.cluster.support import QUEUES, SETTINGS, TOPIC, numbered, read, send, send_ok
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

@@ -23,7 +23,6 @@ from tests.cluster.support import (
     Ask,
     MakePair,
     assert_equal_logs,
-    frozen,
     log_end,
     numbered,
     read,
@@ -32,6 +31,7 @@ from tests.cluster.support import (
     start_with_topic,
     wait_caught_up,
 )
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

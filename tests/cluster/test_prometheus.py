@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +25,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import CreateTopicHeader
 from tests.cluster.support import MakePair
 from tests.support.scraped import get, value_of
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 CONF = Path(__file__).parents[2] / "conf" / "observability"
@@ -211,12 +210,12 @@ def test_each_query_of_the_board_gives_series_with_what_its_legend_names(
             )
         away = ("Not in sync, and why", "Sends refused, sends without proof")
         wait_for(lambda: have_series(*away), wanted)
-        os.kill(pair.processes["broker-a-s"].pid, signal.SIGSTOP)
-        with pytest.raises(AnswerError, match=r"code 1[12]"):
-            admin.call(pair.master_addr, RequestCode.SEND_MESSAGE_V2, send.ext, body=b"x" * 10_000)
-        # A slave that is away has no reason any more, and a scrape may come too late for it.
-        reason = r'haservice_replica_not_in_sync{.*reason="bytes_behind",replica="'
-        assert re.search(reason, get(first + 1, "/metrics").body.decode())
-        wait_for(lambda: have_series("Not in sync, and why"), wanted)
+        with frozen(pair.processes["broker-a-s"].popen):
+            with pytest.raises(AnswerError, match=r"code 1[12]"):
+                admin.call(pair.master_addr, RequestCode.SEND_MESSAGE_V2, send.ext, body=b"x" * 10_000)
+            # A slave that is away has no reason any more, and a scrape may come too late for it.
+            reason = r'haservice_replica_not_in_sync{.*reason="bytes_behind",replica="'
+            assert re.search(reason, get(first + 1, "/metrics").body.decode())
+            wait_for(lambda: have_series("Not in sync, and why"), wanted)
     for label, selector in variable_queries():
         assert prometheus.values(label, selector), (label, selector)

@@ -35,7 +35,6 @@ from tests.cluster.support import (
     MakePair,
     assert_equal_logs,
     follows,
-    frozen,
     log_bytes,
     log_end,
     numbered,
@@ -45,6 +44,7 @@ from tests.cluster.support import (
     start_with_topic,
     wait_follows,
 )
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

@@ -18,13 +18,13 @@ from tests.admin.asking import run
 from tests.cluster.support import (
     Ask,
     MakePair,
-    frozen,
     numbered,
     read,
     send_ok,
     start_with_topic,
     wait_caught_up,
 )
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

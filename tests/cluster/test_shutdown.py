@@ -5,7 +5,6 @@ It sees only the processes that a test has started: others on this machine may r
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from haservice.admin import shutdown
 from haservice.devtools.pair import free_port_block
-from tests.support.waiting import wait_until
+from tests.support.standing_still import freeze
 
 pytestmark = pytest.mark.cluster
 
@@ -126,8 +125,7 @@ def test_one_that_does_not_end_in_time_is_named(
     nameserver: Callable[[str], subprocess.Popen[bytes]],
 ) -> None:
     process = nameserver("a.properties")
-    process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it stands still")
+    freeze(process)
     result = stop("namesrv", "--wait", "0.1")
     assert result.exit_code == 1
     assert f"still runs after 0.1 s: process {process.pid}" in result.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -35,6 +33,7 @@ from tests.console.filled import (
     text_of,
 )
 from tests.console.support import SETTINGS, Answer, ConsoleProcess, agreed
+from tests.support.standing_still import freeze
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -466,7 +465,7 @@ def frozen(
         fill(lonely.namesrv_addr, lonely.master_addr)
         console = make_console(lonely.namesrv_addr)
         get(console, "/waiting")
-        os.kill(master.pid, signal.SIGSTOP)
+        freeze(master.popen)
         yield console, lonely.master_addr
 
 

@@ -15,10 +15,10 @@ from haservice.remoting.bodies.clients import BrokerData, ClusterInfo
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from tests.cluster.support import frozen
 from tests.console.conftest import MakeConsole
 from tests.console.support import SETTINGS
 from tests.support.remoting import serving
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.admin.asking import run
-from tests.cluster.support import frozen
 from tests.interop.our_client import send
 from tests.interop.pairs import PATIENCE_S, MixedPair, mixed_pairs
 from tests.interop.stock import Broker, requires_stock
+from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = [

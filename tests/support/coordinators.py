@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from haservice.coordination.coordinator import Coordinator, CoordinatorError
 from haservice.devtools.pair import free_port_block
 from tests.support.certificates import certificates, signed
 from tests.support.quick_java import QUICK_JAVA
+from tests.support.standing_still import freeze, thaw
 
 ETCD_MISSING = "" if shutil.which("etcd") else "etcd is not there: apt-get install etcd-server"
 ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
@@ -73,17 +73,17 @@ class Server:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.send_signal(signal.SIGCONT)
+            thaw(process)
             process.kill()
             process.wait(10)
 
     def freeze(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def thaw(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        thaw(self._process)
 
 
 def opened(coordinator: Coordinator, ttl_s: float) -> bool:

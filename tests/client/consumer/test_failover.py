@@ -18,7 +18,8 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from tests.client.consumer.consuming import Seen
 from tests.cluster.conftest import admin, make_pair, pytest_runtest_makereport
-from tests.cluster.support import TOPIC, frozen, numbered, send_ok, start_with_topic, wait_caught_up
+from tests.cluster.support import TOPIC, numbered, send_ok, start_with_topic, wait_caught_up
+from tests.support.standing_still import frozen
 from tests.support.waiting import PATIENCE_S, wait_until
 
 __all__ = ["admin", "make_pair", "pytest_runtest_makereport"]
