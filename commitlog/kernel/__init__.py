@@ -3,6 +3,7 @@
     layout      the table of fields; structs, numpy's description and the C header come from it
     records     one message: encode, stamp, decode, check      the readable reference, in Python
     scan        many records: up to the first place without a record
+    piecewise   one record whose bytes come in pieces, as a slave gets them
     entries     records, checked against the queue entries that lead to them
     loops       many records at once, as columns of numbers: how the pipeline reads a log
     keys        tags and keys in properties, and their hashes

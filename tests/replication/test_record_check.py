@@ -441,7 +441,7 @@ def test_what_is_kept_of_an_unfinished_record_is_its_head_and_not_its_body() -> 
     check = RecordCheck(segment)
     for offset, frame in pieces_of(record, begin, 32768):
         check.feed(offset, frame)
-        assert len(check._held) < 300
+        assert len(check._unfinished._held) < 300
     assert check.whole == len(record)
 
 

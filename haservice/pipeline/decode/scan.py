@@ -31,6 +31,7 @@ from commitlog.kernel.layout import (
     BLANK_MAGIC,
     HEADS,
     MAGICS_BYTES,
+    PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
     RECORD_OVERHEAD_MAX,
     SYS_FLAG_LOW_AT,
@@ -47,7 +48,7 @@ _NEAR_BYTES = 64 << 10
 _SEARCH_BYTES = 1 << 20
 _HEAD_BYTES_MAX = HEADS[SYS_HOSTS_V6].size
 # Topic and properties of one record with their sizes, in the larger of the two layouts.
-_TAIL_BYTES_MAX = 2 + 65_535 + 2 + 32_767
+_TAIL_BYTES_MAX = 2 + 65_535 + 2 + PROPERTIES_BYTES_MAX
 _INT = struct.Struct(">i")
 
 
