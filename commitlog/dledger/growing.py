@@ -123,13 +123,8 @@ class GrowingFiles:
         self.check_open()
         segment = self.segments.find(offset)
         try:
-            if segment is None or not segment.hold():
+            if segment is None or not segment.put_back(data, offset - segment.start):
                 raise LogNotWritable(f"offset {offset} is not in {self.segments.directory} any more")
-            try:
-                self._files.pwrite(segment.fd, data, offset - segment.start)
-                self._files.fdatasync(segment.fd)
-            finally:
-                segment.release()
         except OSError as error:
             assert segment is not None
             reason = f"{segment.path}: repair at {offset}: {error.strerror or error}"

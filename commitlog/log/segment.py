@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from commitlog.disk.files import Files
+from commitlog.disk.files import Buffer, Files
 
 NAME_DIGITS = 20
 _BLOCK_BYTES = 1 << 20
@@ -87,6 +87,20 @@ class Segment:
                 block = self._files.pread_in_passing(self.fd, min(_BLOCK_BYTES, end - at), at)
                 if block != _ZEROS[: len(block)]:
                     yield at, block
+
+    def put_back(self, data: Buffer, position: int) -> bool:
+        """Writes bytes that were damaged once more, durably; False if the segment was dropped.
+
+        The caller need not hold it.  May raise OSError.
+        """
+        if not self.hold():
+            return False
+        try:
+            self._files.pwrite(self.fd, data, position)
+            self._files.fdatasync(self.fd)
+        finally:
+            self.release()
+        return True
 
     def zero_behind(self, position: int, doubtful_end: int = 0) -> int:
         """Writes zeros over all other bytes behind `position`; returns how many bytes it had to write.

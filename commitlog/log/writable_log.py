@@ -367,13 +367,8 @@ class WritableLog(ReadableLog):
                 raise NotDamaged(begin, self.damaged)
             self._check_repair(memoryview(data), begin, fence.end, segment)
             try:
-                if not segment.hold():
+                if not segment.put_back(data, begin - segment.start):
                     raise NotDamaged(begin, self.damaged)  # retention was quicker
-                try:
-                    self._files.pwrite(segment.fd, data, begin - segment.start)
-                    self._files.fdatasync(segment.fd)
-                finally:
-                    segment.release()
             except OSError as error:
                 raise StoreUnreadable(
                     segment.path, f"repair at {begin}: {error.strerror or error}"

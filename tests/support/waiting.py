@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-# One unit for every wait of the suite: a slow machine sets a larger one.
-PATIENCE_S = float(os.environ.get("HASERVICE_TEST_PATIENCE_S", "20"))
+# One unit for every wait of the suite, long enough for a busy machine; who waits for what never comes sets a short one.
+PATIENCE_S = float(os.environ.get("HASERVICE_TEST_PATIENCE_S", "60"))
 
 
 def wait_until(condition: Callable[[], object], what: str = "condition", seconds: float = PATIENCE_S) -> None:
