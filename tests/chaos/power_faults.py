@@ -17,7 +17,7 @@ from haservice.replication.lineage.file import decode_state, encode_state
 from tests.chaos.history import OK, Answered, Consumed, Invoked, Voided
 from tests.chaos.power_disk import JOURNAL_LOST, JOURNAL_OUT, Disk
 from tests.chaos.proc_clients import History
-from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
+from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime, all_still
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave, forget_reports, promote_furthest
 
 FLUSHED_S = 10.0
@@ -88,8 +88,9 @@ class Machines:
         if rng.random() < 0.6:
             for disk in disks:
                 await asyncio.to_thread(disk.write_some_pages, rng)
-        for disk in rng.sample(disks, len(disks)):
-            disk.shut_down(rng.choice([JOURNAL_LOST, JOURNAL_LOST, JOURNAL_OUT]))
+        async with all_still(nodes):
+            for disk in rng.sample(disks, len(disks)):
+                disk.shut_down(rng.choice([JOURNAL_LOST, JOURNAL_LOST, JOURNAL_OUT]))
         if rng.random() < 0.5:
             await asyncio.sleep(rng.uniform(0, DYING_S))
         for node in nodes:

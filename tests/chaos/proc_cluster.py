@@ -18,7 +18,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -35,6 +35,7 @@ from tests.chaos.libc_shim import LibcShim
 from tests.chaos.netns import HUB_ADDR, Hosts, run_in
 from tests.chaos.power_disk import Disk
 from tests.chaos.proxy import LinkProxy
+from tests.support.standing_still import freeze
 
 Body = TypeVar("Body", bound=JSONBody)
 
@@ -48,6 +49,7 @@ HEARTBEAT_MS = 500
 ASK_S = 2.0
 LOOK_S = 0.05
 DISK_MB = 256
+STILL_S = 5.0
 
 SETTINGS = {
     "mappedFileSizeCommitLog": str(SEGMENT_BYTES),
@@ -183,6 +185,26 @@ class Node:
 
     def tail(self) -> str:
         return "" if self.process is None else self.process.tail()
+
+
+@contextlib.asynccontextmanager
+async def all_still(nodes: Sequence[Node]) -> AsyncIterator[None]:
+    """No flush of theirs is on its way meanwhile: for what is done to their disks.
+
+    When an ext4 is shut down, or its journal aborted, the fdatasync that it is amid says that all is on disk, and
+    that is lost: 43 of 300 tries.  No disk lies so that loses its power, and no program can know.
+    """
+    running = [node for node in nodes if node.running and not node.frozen]
+    try:
+        for node in running:
+            assert node.process is not None
+            with contextlib.suppress(AssertionError):  # its disk may hang
+                await asyncio.to_thread(freeze, node.process.popen, STILL_S)
+            node.frozen = True
+        yield
+    finally:
+        for node in running:
+            node.thaw()
 
 
 class NameServer:

@@ -17,7 +17,7 @@ import contextlib
 
 from tests.chaos.history import OK, Answered
 from tests.chaos.power_disk import Disk
-from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
+from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime, all_still
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave, promote_furthest
 
 BROKEN_S = 20.0
@@ -46,7 +46,8 @@ async def _read_only(scene: Scene, node: Node, what: str) -> None:
     cluster, rng = scene.cluster, scene.rng
     span = Span(scene, what, node.name)
     was_master = node is await cluster.master()
-    await asyncio.to_thread(disk_of(cluster, node).turn_read_only)
+    async with all_still([node]):
+        await asyncio.to_thread(disk_of(cluster, node).turn_read_only)
     if was_master:
         await _until_refused(scene, what)
     await asyncio.sleep(scene.seconds)

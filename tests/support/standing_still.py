@@ -8,13 +8,16 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
-def freeze(process: subprocess.Popen[bytes]) -> None:
-    """One that is busy runs on for a while after the signal: this returns when no thread of it does."""
+def freeze(process: subprocess.Popen[bytes], seconds: float = PATIENCE_S) -> None:
+    """One that is busy runs on for a while after the signal: this returns when no thread of it does.
+
+    A thread that waits for its disk is one that runs.
+    """
     process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: _stands_still(process.pid), "every thread stands still")
+    wait_until(lambda: _stands_still(process.pid), "every thread stands still", seconds)
 
 
 def thaw(process: subprocess.Popen[bytes]) -> None:
@@ -32,7 +35,11 @@ def frozen(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _stands_still(pid: int) -> bool:
-    states = [
-        (task / "stat").read_text().rpartition(") ")[2][0] for task in Path(f"/proc/{pid}/task").iterdir()
-    ]
-    return set(states) == {"T"}
+    """Or has ended."""
+    try:
+        states = {
+            (task / "stat").read_text().rpartition(") ")[2][0] for task in Path(f"/proc/{pid}/task").iterdir()
+        }
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
+        return False
+    return states <= {"T", "Z", "X"}
