@@ -22,6 +22,7 @@ from haservice.configuration.config import (
     names_of,
     nameserver_from,
 )
+from haservice.configuration.dledger_settings import parse_peers
 from haservice.configuration.examples import EXAMPLES, NAMESERVER, Example
 from haservice.configuration.properties import parse
 from haservice.configuration.settings import BrokerConfig, BrokerRole, NodeConfig
@@ -438,6 +439,23 @@ def test_the_pair_in_conf_runs_on_one_machine_as_it_is() -> None:
         assert node.broker.namesrv_addrs == (f"127.0.0.1:{nameserver.listen_port}",)
         ports += [node.remoting.listen_port, node.remoting.vip_port, node.replication.listen_port]
     assert len(set(ports)) == len(ports)
+
+
+def test_three_members_from_one_file_make_a_group_on_one_machine() -> None:
+    text = (CONF / "broker-a-n0.properties").read_text()
+    nodes = []
+    for name, port in (("n0", "10911"), ("n1", "11911"), ("n2", "12911")):
+        own = text.replace("dLegerSelfId=n0", f"dLegerSelfId={name}")
+        own = own.replace("haservice/n0", f"haservice/{name}")
+        nodes.append(broker(own.replace("listenPort=10911", f"listenPort={port}")))
+    assert all(node.dledger.enabled and node.warnings == () for node in nodes)
+    assert len({node.log.root for node in nodes}) == 3
+    assert {node.broker.broker_name for node in nodes} == {nodes[0].dledger.group}
+    ports = [int(addr.rpartition(":")[2]) for addr in parse_peers(nodes[0].dledger.peers or "").values()]
+    ports += [load_nameserver(CONF / "namesrv.properties").listen_port]
+    for node in nodes:
+        ports += [node.remoting.listen_port, node.remoting.vip_port]
+    assert len(set(ports)) == len(ports) == 10
 
 
 def test_every_key_is_documented_in_sentences() -> None:

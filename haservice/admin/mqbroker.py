@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--example",
-    type=click.Choice(["master", "slave"]),
+    type=click.Choice(list(examples.BROKERS)),
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
@@ -69,7 +69,7 @@ def mqbroker(
     example: str | None,
     logging_file: Path | None,
 ) -> None:
-    """Runs one broker: a master, or the slave of one.
+    """Runs one broker: a master, the slave of one, or a member of a group that elects its master.
 
     \b
     A pair on one machine:
@@ -81,15 +81,17 @@ def mqbroker(
       mqadmin haStatus -n 127.0.0.1:9876
 
     brokerRole in the file says what it is: ASYNC_MASTER, SYNC_MASTER or SLAVE.  A slave learns its master's
-    address from the nameserver.  mqshutdown broker, SIGTERM (kill PID), Ctrl-C or the end of its terminal
-    stops it cleanly; it says so when it is done.  As a service, in a container or under nohup it has no
-    terminal: SIGHUP opens its logs anew, and reads its file again; the log says which keys are in force.
+    address from the nameserver.  --example dledger prints a file of one of three brokers that elect a master.
+
+    mqshutdown broker, SIGTERM (kill PID), Ctrl-C or the end of its terminal stops it cleanly; it says so when
+    it is done.  As a service, in a container or under nohup it has no terminal: SIGHUP opens its logs anew,
+    and reads its file again; the log says which keys are in force.
 
     -p and -m print key=value lines: what the broker that runs on this store has, or what a start would take,
     a role given by command included.  Standard error says of a key why it is not as the file has it.
     """
     if example is not None:
-        click.echo((examples.MASTER if example == "master" else examples.SLAVE).text(), nl=False)
+        click.echo(examples.BROKERS[example].text(), nl=False)
         return
     if config_file is None:
         raise click.UsageError(

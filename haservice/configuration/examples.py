@@ -1,4 +1,4 @@
-"""Commented properties files that run as they are on one machine: a nameserver, a master, its slave.
+"""Commented properties files that run as they are on one machine: a nameserver, a master, its slave, a group's member.
 
 They hold every key.  This module only says which keys they set, and why; all else is declared with the keys.
 """
@@ -144,20 +144,18 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}".replace(NO_BREAK, " ") for line in wrapped]
 
 
-def _broker(name: str, broker_id: int, role: str, port: int) -> dict[str, str]:
+def _broker(name: str, port: int, **own: str) -> dict[str, str]:
     return {
         "brokerClusterName": "DefaultCluster",
         "brokerName": "broker-a",
-        "brokerId": str(broker_id),
-        "brokerRole": role,
         "namesrvAddr": "127.0.0.1:9876",
         "bindAddress": "127.0.0.1",
         "brokerIP1": "127.0.0.1",
         "brokerIP2": "127.0.0.1",
         "listenPort": str(port),
-        "haListenPort": str(port + 1),
         "storePathRootDir": f"~/haservice/{name}",
         "flushDiskType": "ASYNC_FLUSH",
+        **own,
     }
 
 
@@ -170,7 +168,7 @@ MASTER = Example(
     "mqbroker --example master",
     BROKER_CLASSES,
     BROKER_SECTIONS,
-    _broker("broker-a", 0, "ASYNC_MASTER", 10911),
+    _broker("broker-a", 10911, brokerId="0", brokerRole="ASYNC_MASTER", haListenPort="10912"),
     {
         "brokerRole": "To have every send wait until broker-a-s has it, too: SYNC_MASTER.",
         "bindAddress": _BIND,
@@ -184,12 +182,38 @@ SLAVE = Example(
     "mqbroker --example slave",
     BROKER_CLASSES,
     BROKER_SECTIONS,
-    _broker("broker-a-s", 1, "SLAVE", 11911),
+    _broker("broker-a-s", 11911, brokerId="1", brokerRole="SLAVE", haListenPort="11912"),
     {
         "brokerRole": "To make this broker the master after broker-a is lost, see docs/operations.md.",
         "bindAddress": _BIND,
         "haListenPort": "It is ready for the day this slave becomes the master.",
         "haMasterAddress": "Set it, such as 127.0.0.1:10912, to do without a nameserver.",
+    },
+)
+MEMBER = Example(
+    "broker-a-n0.properties",
+    "broker-a as n0, one of three brokers that keep one log and elect their master. n1 and n2 have the same file but "
+    "for dLegerSelfId; those on one machine have a listenPort and a storePathRootDir of their own, too. One alone "
+    "elects nobody. docs/dledger.md says more.",
+    "mqbroker --example dledger",
+    BROKER_CLASSES,
+    BROKER_SECTIONS,
+    _broker(
+        "n0",
+        10911,
+        enableDLegerCommitLog="true",
+        dLegerGroup="broker-a",
+        dLegerPeers="n0-127.0.0.1:40911;n1-127.0.0.1:40912;n2-127.0.0.1:40913",
+        dLegerSelfId="n0",
+    )
+    | {"flushDiskType": "SYNC_FLUSH"},
+    {
+        "bindAddress": f"{_BIND} The port in dLegerPeers is opened on the address there.",
+        "listenPort": "11911 for n1 and 12911 for n2, if they run on this machine, too.",
+        "storePathRootDir": "~/haservice/n1 for n1 on this machine.",
+        "haListenPort": "A member does not open it.",
+        "flushDiskType": "With ASYNC_FLUSH a power cut of a majority may lose messages that were answered with OK.",
+        "dLegerSelfId": "n1 and n2 at the others.",
     },
 )
 NAMESERVER = Example(
@@ -204,4 +228,5 @@ NAMESERVER = Example(
         "kvConfigPath": "~/haservice/namesrv/kvConfig.json",
     },
 )
-EXAMPLES = (NAMESERVER, MASTER, SLAVE)
+BROKERS = {"master": MASTER, "slave": SLAVE, "dledger": MEMBER}
+EXAMPLES = (NAMESERVER, *BROKERS.values())
