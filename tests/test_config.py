@@ -221,7 +221,11 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("storePathRootDir=/tmp/\\u0000", "no NUL byte"),
         ("storePathRootDir=~nosuchuser/x", "no such user's home"),
         ("storePathCommitLog=/disk1/log,/disk2/log", "several directories are not served"),
-        ("storePathDLedgerCommitLog=/disk1/a,disk2/a", "named from / on"),
+        (
+            "storePathDLedgerCommitLog=/disk1/a,disk2/a",
+            "disk2/a is a relative path, which means another directory wherever the broker is started: write it "
+            f"from / on, as {Path.cwd() / 'disk2/a'} if that is meant",
+        ),
         ("readOnlyCommitLogStorePaths=/disk1/a\\u0000", "no NUL byte"),
     ],
 )

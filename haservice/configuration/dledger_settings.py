@@ -49,7 +49,10 @@ def _directory(text: str) -> str:
         raise ValueError("no NUL byte is in a path")
     path = expanded(text)
     if not path.is_absolute():
-        raise ValueError("a directory is named from / on, for what stands there has to be found again")
+        raise ValueError(
+            f"{text} is a relative path, which means another directory wherever the broker is started: write it from "
+            f"/ on, as {Path.cwd() / path} if that is meant"
+        )
     return str(path)
 
 
