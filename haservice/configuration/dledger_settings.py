@@ -38,8 +38,12 @@ def _peers(text: str) -> str:
     return text
 
 
+def is_self_id(text: str) -> bool:
+    return _SELF_ID.fullmatch(text) is not None
+
+
 def _self_id(text: str) -> str:
-    if not _SELF_ID.fullmatch(text):
+    if not is_self_id(text):
         raise ValueError("an id is one letter and a number, as n0")
     return text
 

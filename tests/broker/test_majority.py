@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commitlog.errors import LogNotWritable
+from commitlog.errors import LogNotWritable, StoreUnreadable
 from commitlog.kernel.records import NewMessage, decode, parse_message_id
 from haservice.broker.majority import startup
 from haservice.broker.majority.ha import MajorityHA
@@ -255,6 +255,26 @@ def test_a_group_that_was_a_pair_begins_above_the_pair_s_epochs(tmp_path: Path) 
         assert (made.status.term, made.epoch) == (4, 4000)
     finally:
         made.close(Deadline(10.0))
+
+
+def test_a_store_of_another_member_is_refused_with_both_ids(tmp_path: Path) -> None:
+    config = config_of(tmp_path, free_port_block(6) + 2)
+    BrokerMember(config).close(Deadline(10.0))
+    peers = f"{config.dledger.peers};n1-127.0.0.1:1"
+    renamed = dataclasses.replace(
+        config, dledger=dataclasses.replace(config.dledger, peers=peers, self_id="n1")
+    )
+    with pytest.raises(StoreUnreadable) as refused:
+        BrokerMember(renamed)
+    said = str(refused.value)
+    assert said.startswith(f"{tmp_path / 'dledger-n0'}: is the log of member n0, and this broker is n1 by")
+    assert "set dLegerSelfId=n0" in said
+    assert "move dledger-n0 out of the store" in said
+    assert not (tmp_path / "dledger-n1").exists()
+    # Nobody's log by its name: a copy that somebody keeps.
+    (tmp_path / "dledger-n0").rename(tmp_path / "dledger-n0.old")
+    BrokerMember(renamed).close(Deadline(10.0))
+    assert (tmp_path / "dledger-n1").is_dir()
 
 
 def test_commands_are_refused_by_who_does_not_lead_or_has_nobody_to_hand_over_to(node: BrokerNode) -> None:

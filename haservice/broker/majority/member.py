@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from commitlog.disk.files import OSFiles
@@ -22,10 +23,10 @@ from commitlog.dledger.layout import NONE
 from commitlog.dledger.log import first_body, stamp_place
 from commitlog.dledger.majority import MajorityStore
 from commitlog.dledger.store import EntryStoreOptions
-from commitlog.errors import CommitLogError, LogNotWritable
+from commitlog.errors import CommitLogError, LogNotWritable, StoreUnreadable
 from commitlog.log.waiters import Signal
 from haservice.broker.services import flushes_at_once, store_host_of
-from haservice.configuration.dledger_settings import parse_peers
+from haservice.configuration.dledger_settings import is_self_id, parse_peers
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
@@ -75,6 +76,7 @@ class BrokerMember:
         """Opens the entries' store.  Raises CommitLogError or ConfigError."""
         self.settings = settings = settings_of(config)
         directory = config.log.root / f"dledger-{settings.self_id}"
+        _check_is_own(directory)
         options = EntryStoreOptions(
             directory,
             config.dledger.data_directories,
@@ -295,6 +297,20 @@ def _promotions(config: NodeConfig) -> int:
     last, pledge = state.lineage.last, state.pledge
     known = (state.sealed, state.joined, last.number if last else 0, pledge.epoch if pledge else 0)
     return max(known) // PROMOTION_STEP
+
+
+def _check_is_own(directory: Path) -> None:
+    """Raises StoreUnreadable if the store has another member's log: the group counts on its entries and votes."""
+    for other in directory.parent.glob("dledger-*"):
+        name = other.name.removeprefix("dledger-")
+        if other != directory and is_self_id(name):
+            own = directory.name.removeprefix("dledger-")
+            raise StoreUnreadable(
+                other,
+                f"is the log of member {name}, and this broker is {own} by dLegerSelfId, which would begin with no "
+                f"entries and no votes: set dLegerSelfId={name}; or, if another broker is {name} now, move "
+                f"{other.name} out of the store, and the group's leader fills {own}",
+            )
 
 
 def _led(status: NodeStatus) -> int | None:
