@@ -128,6 +128,19 @@ def test_who_is_away_is_named_and_a_group_without_a_majority_is_critical(
     assert "nobody leads broker-a now" in nobody
 
 
+def test_members_whose_files_differ_are_named_with_their_values(group: ScratchGroup, admin: MQAdmin) -> None:
+    for name in group.names:
+        group.begin_member(name, **({"preferredLeaderId": "n2"} if name == "n1" else {}))
+    for name in group.names:
+        group.processes[name].wait_booted()
+    wait_until(lambda: "MEMBERS DIFFER" in check(group)[1], "it is seen")
+    wait_until(
+        lambda: "not set at n0" in check(group)[1] and "and n2" in check(group)[1], "all are registered"
+    )
+    assert check(group)[0] == 1
+    assert f"n2 at n1 ({group.addr('n1')}): write one value" in check(group)[1]
+
+
 def test_what_is_for_pairs_only_is_refused_with_what_helps(group: ScratchGroup, admin: MQAdmin) -> None:
     group.start_members()
     leader = serving(group, admin)

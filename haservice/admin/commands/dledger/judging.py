@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from haservice.admin.commands.ha.findings import Finding, Severity
 from haservice.admin.commands.ha.ha_questions import Seen
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
-from haservice.terminal.output import shown_addr
+from haservice.terminal.output import and_text, shown_addr
 
 
 def members_of_group(one: Seen) -> int:
@@ -31,6 +31,25 @@ def followers(leader: Seen) -> Iterator[Finding]:
         if not link.in_sync:
             text = f"{member_name(link)}: {link.reason or 'is not level'}"
             yield Finding(Severity.WARNING, "MEMBER NOT LEVEL", text)
+
+
+def differing(seen: Sequence[Seen]) -> Iterator[Finding]:
+    """Keys that have to be the same at all members, and are not, by what each runs with; stock members say it, too."""
+    members = [one for one in seen if one.settings.get("enableDLegerCommitLog") == "true"]
+    for key in ("dLegerGroup", "dLegerPeers", "preferredLeaderId"):
+        at: dict[str, list[str]] = {}
+        for one in members:
+            parts = (one.info.get(key) or one.settings.get(key, "")).split(";")
+            value = ";".join(sorted(filter(None, map(str.strip, parts))))
+            at.setdefault(value, []).append(
+                f"{one.settings.get('dLegerSelfId')} ({shown_addr(one.broker.addr)})"
+            )
+        if len(at) > 1:
+            said = ", ".join(f"{value or 'not set'} at {and_text(who)}" for value, who in sorted(at.items()))
+            text = (
+                f"{key} is {said}: write one value into all files, and start these members again one by one"
+            )
+            yield Finding(Severity.WARNING, "MEMBERS DIFFER", text)
 
 
 def member_name(link: HAConnectionRuntimeInfo) -> str:

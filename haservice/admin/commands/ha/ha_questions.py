@@ -22,6 +22,8 @@ UNKNOWN = "?"
 # Sorts after the ids that a nameserver lists.
 UNKNOWN_ID = 1 << 31
 AT_ONCE_MAX = 16
+# What only a member of a DLedger group has in its runtime table.
+IN_GROUP = "dLegerGroup"
 
 # Why a broker gave no answer, or none that can be read.
 Failure = RemotingError | ProtocolError
@@ -44,6 +46,8 @@ class Seen:
     next_segment_not_made: str = ""
     info: Mapping[str, str] = field(default_factory=dict)
     """Its runtime table (28)."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What it runs with (26): of a stock broker and of a DLedger group's member; else, or if it refuses, empty."""
 
     @property
     def is_slave(self) -> bool:
@@ -116,18 +120,19 @@ def _info_at(admin: MQAdmin, addr: str, timeout_s: float) -> dict[str, str]:
 
 def _look_on(admin: MQAdmin, broker: Broker, info: Mapping[str, str], timeout_s: float) -> Seen:
     """The rest of `look`, for a broker with this runtime table."""
-    role = info.get("brokerRole")
+    role, settings = info.get("brokerRole"), dict[str, str]()
+    if not broker.name or role is None or IN_GROUP in info:
+        try:
+            settings = admin.broker_config(broker.addr, timeout_s)
+            role = role or settings.get("brokerRole", UNKNOWN)
+        except AnswerError:  # it wants an account for that
+            if not broker.name:
+                raise
+            role = role or _registered_role(broker)
     if not broker.name:
-        settings = admin.broker_config(broker.addr, timeout_s)
-        role = role or settings.get("brokerRole", UNKNOWN)
         broker = broker._replace(
             name=settings.get("brokerName", broker.name), cluster=settings.get("brokerClusterName", "")
         )
-    elif role is None:
-        try:
-            role = admin.broker_config(broker.addr, timeout_s).get("brokerRole", UNKNOWN)
-        except AnswerError:  # it wants an account for that
-            role = _registered_role(broker)
     status = admin.ha_status(broker.addr, timeout_s)
     return Seen(
         broker,
@@ -141,6 +146,7 @@ def _look_on(admin: MQAdmin, broker: Broker, info: Mapping[str, str], timeout_s:
         not_registered=info.get("notRegistered", ""),
         next_segment_not_made=info.get("nextSegmentNotMade", ""),
         info=info,
+        settings=settings,
     )
 
 

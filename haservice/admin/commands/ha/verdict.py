@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from haservice.admin.commands.dledger.judging import followers, good_leader, member_name, no_leader
+from haservice.admin.commands.dledger.judging import differing, followers, good_leader, member_name, no_leader
 from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
 from haservice.broker.roles.rules import last_heard
@@ -124,6 +124,7 @@ class _Judge:
         else:
             found, good = [self._no_master()], ""
         found += [trouble for one in self.slaves for trouble in self._troubles(one)]
+        found += differing(self.seen)
         found.sort(key=lambda one: -one.state.rank)
         if not found:
             found = [Finding(Severity.OK, "OK", good)]
