@@ -10,7 +10,6 @@ from haservice.admin.commands.ha.ask_brokers import member_of
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen
 from haservice.admin.commands.ha.ha_status import LINKED, links_of, notes_of, shared_id_notes, silent_notes
 from haservice.admin.commands.ha.topology import Member
-from haservice.admin.commands.ha.verdict import why_silent
 from haservice.console.charts import Chart, LaneSpan, Timeline, chart, timeline
 from haservice.console.sampling import PairSample
 from haservice.errors import ProtocolError
@@ -52,7 +51,7 @@ def _row(one: Seen, seen: Sequence[Seen], masters: Sequence[Seen], now_ms: int) 
     if one.failure is not None:
         is_listed = not any(other.lineage is not None and other.lineage.is_in_group for other in seen)
         actions = ("forget",) if is_listed and (broker_id != 0 or masters) else ()
-        return ReplicaRow(one.broker.addr, broker_id, one.role, why_silent(one), False, actions=actions)
+        return ReplicaRow(one.broker.addr, broker_id, one.role, one.why_silent, False, actions=actions)
     ours = one.lineage is not None
     if not one.is_slave:
         state = _master_state(one)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from haservice.admin.calls import Broker
 from haservice.admin.commands.ha.findings import NameVerdict, Severity
-from haservice.admin.commands.ha.ha_questions import Seen
+from haservice.admin.commands.ha.ha_questions import Failure, Seen
 from haservice.admin.commands.ha.verdict import verdicts_of
+from haservice.errors import AnswerError, RemotingUnreachable
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo, HARuntimeInfo
 from haservice.remoting.headers.lineage import OF_GROUP, LineageBody
 
@@ -59,8 +61,14 @@ def member(name: str, *links: HAConnectionRuntimeInfo, **settings: str) -> Seen:
     )
 
 
-def judged(*seen: Seen) -> NameVerdict:
-    (found,) = verdicts_of(seen, 0)
+def dead(name: str, error: Failure | None = None) -> Seen:
+    addr = addr_of(name)
+    failure = error or RemotingUnreachable(addr, "Connection refused")
+    return Seen(Broker("C", "broker-a", int(name[1:]) + 1, addr), "SLAVE", failure=failure)
+
+
+def judged(*seen: Seen, alone: bool = False) -> NameVerdict:
+    (found,) = verdicts_of(seen, 0, alone=alone)
     return found
 
 
@@ -94,3 +102,56 @@ def test_peers_in_another_order_are_the_same() -> None:
     turned = "n2-10.0.0.3:40911;n1-10.0.0.2:40911; n0-10.0.0.1:40911;"
     found = judged(member("n0", link("n1"), link("n2")), member("n1"), member("n2", dLegerPeers=turned))
     assert found.state is Severity.OK
+
+
+AWAY = link("n2", in_sync=False, reason="has not answered for 1.5 s")
+
+
+@pytest.mark.parametrize(
+    ("of_n2", "said"),
+    [
+        (
+            (link("n2"), [dead("n2")]),
+            "BROKER DOES NOT ANSWER, n2 at 10.0.0.3:40911 is level, and no client reaches it; "
+            "its broker at 10.0.0.3:10911 does not: Connection refused",
+        ),
+        (
+            (link("n2"), []),
+            "BROKER DOES NOT ANSWER, n2 at 10.0.0.3:40911 is level, and no client reaches it; "
+            "its broker is not registered",
+        ),
+        (
+            (AWAY, [member("n2")]),
+            "MEMBER NOT LEVEL, n2 at 10.0.0.3:40911: has not answered for 1.5 s; its broker at 10.0.0.3:10911 answers",
+        ),
+        (
+            (AWAY, [dead("n2")]),
+            "MEMBER NOT LEVEL, n2 at 10.0.0.3:40911: has not answered for 1.5 s; "
+            "its broker at 10.0.0.3:10911 does not: Connection refused",
+        ),
+    ],
+)
+def test_a_member_and_its_broker_are_judged_apart(
+    of_n2: tuple[HAConnectionRuntimeInfo, list[Seen]], said: str
+) -> None:
+    seen_by_leader, broker = of_n2
+    found = judged(member("n0", link("n1"), seen_by_leader), member("n1"), *broker)
+    assert found.state is Severity.WARNING
+    assert [str(one) for one in found.findings] == [said]
+
+
+def test_a_broker_that_wants_an_account_answers() -> None:
+    refused = dead("n2", AnswerError(addr_of("n2"), 1, "no account"))
+    assert judged(member("n0", link("n1"), link("n2")), member("n1"), refused).state is Severity.OK
+
+
+def test_a_leader_that_was_asked_alone_says_nothing_of_the_others_brokers() -> None:
+    assert judged(member("n0", link("n1"), link("n2")), alone=True).state is Severity.OK
+
+
+def test_a_member_that_takes_no_part_says_why() -> None:
+    resting = member("n2")
+    resting = replace(resting, info={**resting.info, "dLegerTrouble": "no room for its vote"})
+    found = judged(member("n0", link("n1"), link("n2")), member("n1"), resting)
+    assert found.state is Severity.WARNING
+    assert "MEMBER TAKES NO PART, 10.0.0.3:10911: no room for its vote" in found.text

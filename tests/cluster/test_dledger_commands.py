@@ -116,8 +116,9 @@ def test_who_is_away_is_named_and_a_group_without_a_majority_is_critical(
     assert all(kept is not None for kept in hours.values()), hours
     gone, left = sorted(set(group.names) - {leader})
     group.processes[gone].kill()
-    wait_until(lambda: check(group)[0] == 1, "the leader misses it")
-    assert f"MEMBER NOT LEVEL, {gone} at {group.member_addr(gone)}: has not answered" in check(group)[1]
+    away = f"MEMBER NOT LEVEL, {gone} at {group.member_addr(gone)}: has not answered"
+    wait_until(lambda: away in check(group)[1], "the leader misses it")
+    assert check(group)[0] == 1
     dead = refused(group, "switchover", "-b", "broker-a", "--to", group.addr(gone), "--yes")
     assert f"{group.addr(gone)} cannot lead broker-a" in dead
     group.processes[left].kill()
@@ -139,6 +140,14 @@ def test_members_whose_files_differ_are_named_with_their_values(group: ScratchGr
     )
     assert check(group)[0] == 1
     assert f"n2 at n1 ({group.addr('n1')}): write one value" in check(group)[1]
+
+
+def test_a_member_without_a_broker_that_clients_find_is_told(group: ScratchGroup, admin: MQAdmin) -> None:
+    group.start_members("n0", "n1")
+    group.start_members("n2", namesrvAddr="127.0.0.1:1", preferredLeaderId="n0")
+    group.leader(admin)
+    where = f"n2 at {group.member_addr('n2')} is level, and no client reaches it; its broker is not registered"
+    wait_until(lambda: f"BROKER DOES NOT ANSWER, {where}" in check(group)[1], "it is told")
 
 
 def test_what_is_for_pairs_only_is_refused_with_what_helps(group: ScratchGroup, admin: MQAdmin) -> None:

@@ -25,12 +25,34 @@ def no_leader(group: Sequence[Seen], gone: str) -> Finding:
     return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{f'; {gone}' if gone else ''}")
 
 
-def followers(leader: Seen) -> Iterator[Finding]:
-    """What is wrong with those that have to follow.  Without a majority of them the leader leaves office by itself."""
+def followers(leader: Seen, seen: Sequence[Seen] | None) -> Iterator[Finding]:
+    """What is wrong with those that have to follow.  Without a majority of them the leader leaves office by itself.
+
+    A member's port is its leader's to judge; `seen` are the brokers, None if the others were not asked.
+    """
     for link in leader.status.ha_connection_info if leader.status is not None else ():
+        broker = None if seen is None else _broker_of(link.replica_id or "", seen)
+        said = f"; its broker{_answer(broker)}" if seen is not None else ""
         if not link.in_sync:
-            text = f"{member_name(link)}: {link.reason or 'is not level'}"
+            text = f"{member_name(link)}: {link.reason or 'is not level'}{said}"
             yield Finding(Severity.WARNING, "MEMBER NOT LEVEL", text)
+        elif seen is not None and (broker is None or not broker.is_alive):
+            text = f"{member_name(link)} is level, and no client reaches it{said}"
+            yield Finding(Severity.WARNING, "BROKER DOES NOT ANSWER", text)
+
+
+def _broker_of(name: str, seen: Sequence[Seen]) -> Seen | None:
+    """One that does not tell its id is known by the number under which it is registered as a slave."""
+    told = {one.lineage.replica_id: one for one in seen if one.lineage is not None}
+    listed = {one.broker.broker_id: one for one in seen if one.lineage is None}
+    return told.get(name) or listed.get(int(name[1:]) + 1 if name[1:].isdecimal() else -1)
+
+
+def _answer(broker: Seen | None) -> str:
+    if broker is None:
+        return " is not registered"
+    at = f" at {shown_addr(broker.broker.addr)}"
+    return f"{at} answers" if broker.is_alive else f"{at} does not: {broker.why_silent}"
 
 
 def differing(seen: Sequence[Seen]) -> Iterator[Finding]:

@@ -54,6 +54,16 @@ class Seen:
         return self.role == "SLAVE"
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it answers at all: perhaps it wants an account."""
+        return self.failure is None or isinstance(self.failure, AnswerError | ProtocolError)
+
+    @property
+    def why_silent(self) -> str:
+        """Without the address before it."""
+        return str(self.failure).removeprefix(f"{self.broker.addr}: ")
+
+    @property
     def epoch(self) -> int | None:
         """The number of its last epoch; None if it keeps none."""
         known = self.status.epoch if self.status is not None else None

@@ -22,7 +22,6 @@ from haservice.admin.commands.dledger.judging import differing, followers, good_
 from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
 from haservice.broker.roles.rules import last_heard
-from haservice.errors import AnswerError, ProtocolError
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
 from haservice.terminal.output import and_text, counted, human_bytes, human_seconds, local_second, shown_addr
@@ -60,11 +59,6 @@ def verdicts_of(
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
 
 
-def is_alive(one: Seen) -> bool:
-    """Whether it answers at all: perhaps it wants an account."""
-    return one.failure is None or isinstance(one.failure, AnswerError | ProtocolError)
-
-
 def where(one: Seen) -> str:
     return shown_addr(one.broker.addr)
 
@@ -73,11 +67,6 @@ def _why_shut(one: Seen) -> str:
     """Why a master with a coordinator takes no messages now; "" if it does, or has none."""
     is_shut = one.info.get("leaseSecondsLeft") == "0.0"
     return one.info.get("leaseState", "") if is_shut else ""
-
-
-def why_silent(one: Seen) -> str:
-    """Without the address before it."""
-    return str(one.failure).removeprefix(f"{one.broker.addr}: ")
 
 
 class _Lag(NamedTuple):
@@ -133,11 +122,11 @@ class _Judge:
     # -- no master, or too many --------------------------------------------------------------------
 
     def _no_master(self) -> Finding:
-        told_nothing = [one for one in self.silent if is_alive(one)]
+        told_nothing = [one for one in self.silent if one.is_alive]
         if told_nothing:
-            said = and_text([f"{where(one)}: {why_silent(one)}" for one in told_nothing])
+            said = and_text([f"{where(one)}: {one.why_silent}" for one in told_nothing])
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
-        gone = and_text([f"{where(one)}: {why_silent(one)}" for one in self.silent])
+        gone = and_text([f"{where(one)}: {one.why_silent}" for one in self.silent])
         if self.group:
             return no_leader(self.group, gone)
         if not self.slaves:
@@ -221,6 +210,8 @@ class _Judge:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
+        if trouble := one.info.get("dLegerTrouble"):
+            yield Finding(grave, "MEMBER TAKES NO PART", f"{where(one)}: {trouble}")
         if one.next_segment_not_made:
             yield Finding(
                 Severity.WARNING,
@@ -244,7 +235,7 @@ class _Judge:
         if self._says_nothing_of_slaves(master):
             return
         if master in self.group:
-            yield from followers(master)
+            yield from followers(master, None if self.alone else self.seen)
             yield from (late for lag in self._lags(master) for late in self._lagging(lag))
             return
         troubles = list(self._away(master))
@@ -270,7 +261,7 @@ class _Judge:
         for lag in self._lags(master):
             yield from self._lagging(lag)
         for one in self._silent_followers(master):
-            text = f"{where(one)} follows, and does not answer: {why_silent(one)}"
+            text = f"{where(one)} follows, and does not answer: {one.why_silent}"
             yield Finding(Severity.WARNING, "SLAVE DOES NOT ANSWER", text)
 
     def _says_nothing_of_slaves(self, master: Seen) -> bool:
@@ -337,7 +328,7 @@ class _Judge:
         others = [one for one in self.seen if one.is_slave and one.broker.addr not in on_list]
         for one in others:
             if one.failure is not None and master.status is None:
-                yield f"{where(one)} is registered and does not answer: {why_silent(one)}"
+                yield f"{where(one)} is registered and does not answer: {one.why_silent}"
         if master.status is not None:
             strangers = sum(not link.replica_id for link in links)
             stock = [one for one in others if one.lineage is None]
@@ -361,7 +352,7 @@ class _Judge:
         seen_ms = max(heard, default=0)
         last = f", last seen {local_second(seen_ms)}" if seen_ms else ""
         silent = next((one for one in self.silent if one.broker.addr == addr), None)
-        return f"{who} is away{last}{f' ({why_silent(silent)})' if silent is not None else ''}"
+        return f"{who} is away{last}{f' ({silent.why_silent})' if silent is not None else ''}"
 
     # -- good, and figures -------------------------------------------------------------------------
 
