@@ -134,6 +134,16 @@ namesrv_option = nameservers_option("--namesrvAddr")
 
 broker_option = one_broker_option("--brokerAddr")
 
+name_or_address_option = click.option(
+    "-b",
+    "--brokerAddr",
+    "--brokerName",
+    "where",
+    metavar="ADDR|NAME",
+    callback=lambda _, __, value: address(value) if value and ":" in value else value,
+    help="One broker, host:port, or all brokers of a name.",
+)
+
 cluster_option = click.option("-c", "--clusterName", "cluster", metavar="NAME", help="A cluster's brokers.")
 
 topic_option = click.option("-t", "--topic", required=True, help="The topic.")

@@ -305,6 +305,21 @@ def test_an_unknown_cluster_is_refused_with_those_that_are_known(serve: Serve) -
     assert "it knows C" in result.output
 
 
+def test_ha_status_of_a_name_shows_its_brokers_and_no_others(serve: Serve) -> None:
+    info = {
+        name: BrokerData(name, "C", {0: f"127.0.0.1:{port}"}) for port, name in enumerate(("a", "b"), start=1)
+    }
+    namesrv = serve(
+        {RequestCode.GET_BROKER_CLUSTER_INFO: body(ClusterInfo(info, {"C": ("a", "b")}).encode())}
+    )
+    rows = json.loads(run("haStatus", "-n", namesrv, "-b", "b", "-f", "json").stdout)
+    assert [(row["brokerName"], row["brokerAddr"]) for row in rows] == [("b", "127.0.0.1:2")]
+    unknown = run("haStatus", "-n", namesrv, "--brokerName", "c")
+    assert unknown.exit_code == 1
+    assert f"no broker 'c' at {namesrv}; it knows a, b" in unknown.output
+    assert "127.0.0.1:70000" in run("haStatus", "-b", "127.0.0.1:70000").output
+
+
 def test_ha_status_falls_back_where_907_is_unknown(serve: Serve) -> None:
     addr = serve(
         {

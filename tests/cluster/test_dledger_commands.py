@@ -146,7 +146,9 @@ def test_a_member_without_a_broker_that_clients_find_is_told(group: ScratchGroup
     group.start_members("n0", "n1")
     group.start_members("n2", namesrvAddr="127.0.0.1:1", preferredLeaderId="n0")
     group.leader(admin)
-    where = f"n2 at {group.member_addr('n2')} is level, and no client reaches it; its broker is not registered"
+    where = (
+        f"n2 at {group.member_addr('n2')} is level, and no client reaches it; its broker is not registered"
+    )
     wait_until(lambda: f"BROKER DOES NOT ANSWER, {where}" in check(group)[1], "it is told")
 
 

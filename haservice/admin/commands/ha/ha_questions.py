@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.broker.roles.rules import members_of
 from haservice.client.admin import TIMEOUT_S
+from haservice.client.errors import ClientError
 from haservice.errors import AnswerError, ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, HARuntimeInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -72,11 +73,19 @@ class Seen:
         return None if known is None or known < 0 else known
 
 
-def take(admin: MQAdmin, broker: str | None, cluster: str | None) -> list[Seen]:
-    """One broker, a cluster's, or all.  Raises RemotingError if that one, or each nameserver, is silent."""
-    if broker is not None:
-        return [look(admin, Broker("", "", MASTER_ID, broker))]
-    return take_all(admin, admin.brokers(cluster))
+def take(admin: MQAdmin, where: str | None, cluster: str | None) -> list[Seen]:
+    """One broker by its address, those of a name, a cluster's, or all.
+
+    Raises RemotingError if that one, or each nameserver, is silent; ClientError for a name that nobody has.
+    """
+    if where is not None and ":" in where:
+        return [look(admin, Broker("", "", MASTER_ID, where))]
+    brokers = admin.brokers(cluster)
+    named = [one for one in brokers if where in (None, one.name)]
+    if where is not None and not named:
+        known = ", ".join(dict.fromkeys(one.name for one in brokers)) or "none: no broker has registered yet"
+        raise ClientError(f"no broker {where!r} at {';'.join(admin.nameservers)}; it knows {known}")
+    return take_all(admin, named)
 
 
 def take_all(admin: MQAdmin, brokers: Sequence[Broker], timeout_s: float = TIMEOUT_S) -> list[Seen]:

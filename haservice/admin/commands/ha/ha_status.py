@@ -37,10 +37,10 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.terminal.options import (
-    broker_option,
     cluster_option,
     command,
     format_option,
+    name_or_address_option,
     namesrv_option,
     wide_option,
 )
@@ -414,7 +414,7 @@ def show_seen(seen: Sequence[Seen], output_format: str, *, alone: bool = False, 
 
 @command("haStatus")
 @namesrv_option
-@broker_option
+@name_or_address_option
 @cluster_option
 @click.option(
     "-w", "--watch", "interval_s", type=click.FloatRange(min=0.1), metavar="N", help="Look again every N s."
@@ -423,7 +423,7 @@ def show_seen(seen: Sequence[Seen], output_format: str, *, alone: bool = False, 
 @format_option
 def ha_status(
     namesrv: tuple[str, ...],
-    broker: str | None,
+    where: str | None,
     cluster: str | None,
     interval_s: float | None,
     wide: bool,
@@ -435,9 +435,10 @@ def ha_status(
     slave's master: offsets, lag in bytes and seconds, rate, state.
 
     \b
-      mqadmin haStatus -n 127.0.0.1:9876            all brokers that the nameserver knows
-      mqadmin haStatus -n 127.0.0.1:9876 -w 2       again every 2 seconds, until Ctrl-C
-      mqadmin haStatus -b 127.0.0.1:10911           one broker, without a nameserver
+      mqadmin haStatus -n 127.0.0.1:9876              all brokers that the nameserver knows
+      mqadmin haStatus -n 127.0.0.1:9876 -w 2         again every 2 seconds, until Ctrl-C
+      mqadmin haStatus -n 127.0.0.1:9876 -b broker-a  the brokers of one name
+      mqadmin haStatus -b 127.0.0.1:10911             one broker, without a nameserver
 
     Lag Time is how long ago the master had no more than this slave has now.  A SYNC_MASTER answers SEND_OK
     while a slave is in sync; State says why one is not.  Epoch is the number of the last master's time in
@@ -445,18 +446,19 @@ def ha_status(
     Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a verdict is
     CRITICAL, or a broker or a replica on the list is unreachable, the exit code is 1.
     """
+    alone = where is not None and ":" in where
     with MQAdmin(namesrv) as admin:
 
         def show_it(seen: Sequence[Seen]) -> bool:
-            return _show(admin, seen, output_format, alone=broker is not None, wide=wide)
+            return _show(admin, seen, output_format, alone=alone, wide=wide)
 
         if interval_s is None:
-            if not show_it(take(admin, broker, cluster)):
+            if not show_it(take(admin, where, cluster)):
                 sys.exit(1)
             return
         with suppress(KeyboardInterrupt):  # Ctrl-C ends a watch: no failure
             while True:
-                _show_again(lambda: take(admin, broker, cluster), show_it, output_format)
+                _show_again(lambda: take(admin, where, cluster), show_it, output_format)
                 time.sleep(interval_s)
 
 
