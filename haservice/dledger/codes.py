@@ -62,6 +62,18 @@ class DLedgerResponseCode(IntEnum):
         return cls.UNKNOWN
 
 
+def why_refused(code: DLedgerResponseCode) -> str:
+    """For operators: what a member answered, and which key explains it."""
+    match code:
+        case DLedgerResponseCode.UNKNOWN_GROUP:
+            key = "dLegerGroup"
+        case DLedgerResponseCode.UNKNOWN_MEMBER:
+            key = "dLegerPeers or dLegerSelfId"
+        case _:
+            return f"answers {code.name}"
+    return f"answers {code.name}: its {key} differs from this member's file"
+
+
 class VoteResult(Enum):
     """What a member answers a candidate."""
 

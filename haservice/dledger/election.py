@@ -17,7 +17,8 @@ import math
 from functools import partial
 
 from haservice.dledger.ballot import Ballot, VoteOutcome
-from haservice.dledger.codes import DLedgerResponseCode, VoteResult
+from haservice.dledger.codes import DLedgerResponseCode, VoteResult, why_refused
+from haservice.dledger.events import TellOperator
 from haservice.dledger.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
@@ -30,6 +31,9 @@ from haservice.dledger.state import TermState
 
 # Between two rounds of one term, while members come to it.
 _REVOTE_S = 0.01
+# A candidate tells the operator after so long what the others answer, and then each minute.
+TELL_AFTER_S = 5.0
+TELL_AGAIN_S = 60.0
 
 
 class LeaderElector:
@@ -49,12 +53,17 @@ class LeaderElector:
         self._patience_s = self._jitter_s = 0.0
         self.taking_term = -1
         """The term that this member was told to take the leadership in."""
+        self._tell_at_s = math.inf
+        """Of a candidate."""
+        self._answers: dict[str, str] = {}
+        """What the others have answered in this round, for the operator."""
 
     # -- time ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """A member that starts gives a leader time to be heard."""
         self._next_round_s = self._state.now_s + self._state.random_wait_s()
+        self._tell_at_s = self._state.now_s + TELL_AFTER_S
 
     def on_time(self) -> None:
         state = self._state
@@ -97,6 +106,7 @@ class LeaderElector:
         self._ballot = ballot = Ballot(state.term, len(state.settings.peers), preliminary=preliminary)
         self._ballot_until_s = state.now_s + state.settings.vote_wait_s
         ballot.add(state.self_id, VoteResult.ACCEPT, state.term)
+        self._answers = dict.fromkeys(state.settings.others, "does not answer")
         for peer in state.settings.others:
             base = state.base(peer) | {"leader_id": state.self_id}
             request = VoteRequest(
@@ -113,6 +123,8 @@ class LeaderElector:
             ballot.add(peer, VoteResult.UNKNOWN, -1)
         else:
             ballot.add(peer, answer.vote, answer.term)
+            if ballot is self._ballot:
+                self._answers[peer] = _answer_text(answer)
         if ballot is self._ballot:
             self._look_at(ballot)
 
@@ -127,6 +139,8 @@ class LeaderElector:
         self._ballot = None
         if not state.is_candidate or state.term != ballot.term:
             return
+        if outcome is not VoteOutcome.PASSED:
+            self._tell_why()
         match outcome:
             case VoteOutcome.PASSED if ballot.preliminary:
                 self.stand()
@@ -144,6 +158,15 @@ class LeaderElector:
                 self._next_round_s = state.now_s + _REVOTE_S
             case VoteOutcome.NO_QUORUM | VoteOutcome.NEXT_TERM:
                 self._wait(0.0)
+
+    def _tell_why(self) -> None:
+        """Whom nobody leads for long, an operator has to help."""
+        state = self._state
+        if state.now_s >= self._tell_at_s:
+            self._tell_at_s = state.now_s + TELL_AGAIN_S
+            peers = state.settings.peers
+            said = "; ".join(f"{peer} at {peers[peer]} {text}" for peer, text in self._answers.items())
+            state.actions.append(TellOperator(f"has no leader, and is not elected: {said}"))
 
     def _wait(self, longer_s: float) -> None:
         self._next_round_s = self._state.now_s + self._state.random_wait_s() + longer_s
@@ -168,6 +191,8 @@ class LeaderElector:
     def on_role(self) -> None:
         """A round belongs to one term of a candidate."""
         state = self._state
+        soon_s = state.now_s + TELL_AFTER_S
+        self._tell_at_s = min(self._tell_at_s, soon_s) if state.is_candidate else math.inf
         if self._ballot is not None and (not state.is_candidate or self._ballot.term != state.term):
             self._ballot = None
             self._wait(0.0)
@@ -253,3 +278,18 @@ class LeaderElector:
                 self._patience_s = state.settings.patience_s
             state.become_follower(leader)
         return DLedgerResponseCode.SUCCESS
+
+
+def _answer_text(answer: VoteResponse) -> str:
+    """For operators."""
+    match answer.vote:
+        case VoteResult.UNKNOWN:
+            return why_refused(answer.result)
+        case VoteResult.REJECT_UNKNOWN_LEADER:
+            return "does not have this member in its dLegerPeers"
+        case VoteResult.REJECT_ALREADY_HAS_LEADER:
+            return "hears a leader, which does not reach this member, or is not in its dLegerPeers"
+        case VoteResult.REJECT_EXPIRED_LEDGER_TERM | VoteResult.REJECT_SMALL_LEDGER_END_INDEX:
+            return "has more entries"
+        case result:
+            return f"answers {result.name}"

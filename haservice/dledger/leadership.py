@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from haservice.dledger.appends import PendingAppends
-from haservice.dledger.codes import DLedgerResponseCode
+from haservice.dledger.codes import DLedgerResponseCode, why_refused
 from haservice.dledger.dispatcher import EntryDispatcher
 from haservice.dledger.election import LeaderElector
 from haservice.dledger.events import TellOperator
@@ -35,7 +35,7 @@ class Leadership:
         self._contact_s: dict[str, float] = {}
         """Peer → when it was asked what it has answered since."""
         self._beat_at_s: dict[str, float] = {}
-        self._differs: set[str] = set()
+        self._differs: dict[str, DLedgerResponseCode] = {}
         """Peers of whom the operator was told that their files differ."""
 
     # -- begin and end ------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class Leadership:
     def _begin(self) -> None:
         state = self._state
         self._term = state.term
-        self._differs = set()
+        self._differs = {}
         others = state.settings.others
         # The votes are the first word of a majority.
         self._contact_s = dict.fromkeys(others, state.now_s)
@@ -140,17 +140,14 @@ class Leadership:
             case DLedgerResponseCode.UNKNOWN_MEMBER | DLedgerResponseCode.UNKNOWN_GROUP:
                 self._tell_differs(peer, answer.result)
             case _:
+                self._differs.pop(peer, None)
                 self._contact_s[peer] = max(self._contact_s[peer], sent_s)
 
     def _tell_differs(self, peer: str, code: DLedgerResponseCode) -> None:
-        """Once in a term: it stays until an operator changes a file."""
-        if peer not in self._differs:
-            self._differs.add(peer)
-            settings = self._state.settings
-            key = (
-                "dLegerGroup" if code is DLedgerResponseCode.UNKNOWN_GROUP else "dLegerPeers or dLegerSelfId"
-            )
-            text = f"{peer} at {settings.peers[peer]} answers {code.name}: its {key} differs from this member's file"
+        """Once in a term, and again if it has answered rightly meanwhile: it stays until an operator changes a file."""
+        if self._differs.get(peer) is not code:
+            self._differs[peer] = code
+            text = f"{peer} at {self._state.settings.peers[peer]} {why_refused(code)}"
             self._state.actions.append(TellOperator(text))
 
     # -- what a majority has ------------------------------------------------------------------------

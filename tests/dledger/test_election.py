@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from haservice.dledger.codes import DLedgerResponseCode, VoteResult
@@ -12,6 +14,7 @@ from haservice.dledger.events import (
     RequestCame,
     RoleIs,
     SaveTerm,
+    TellOperator,
     TimePassed,
 )
 from haservice.dledger.messages import HeartBeatRequest, HeartBeatResponse, VoteRequest, VoteResponse
@@ -357,3 +360,78 @@ def test_a_request_of_a_kind_that_nobody_serves_is_answered() -> None:
     assert isinstance(driven.ask(VoteRequest(group="g", remote_id="n7")), VoteResponse)
     driven.step(RequestCame("token", VoteRequest()))
     assert driven.done(AnswerAsked)
+
+
+# -- what an operator is told -------------------------------------------------------------------------
+
+
+def test_a_candidate_tells_the_operator_why_nobody_leads_and_seldom_again() -> None:
+    driven = Driven(term=4)
+    driven.on(4.9)
+    assert not driven.done(TellOperator)
+    driven.on(2.0)
+    said = "has no leader, and is not elected: n1 at host:40912 does not answer; n2 at host:40913 does not answer"
+    assert [one.text for one in driven.done(TellOperator)] == [said]
+    driven.on(58.0)
+    assert not driven.done(TellOperator)
+    driven.on(4.0)
+    assert [one.text for one in driven.done(TellOperator)] == [said]
+    # Who has a leader again is as patient as at first when it loses it.
+    driven.beat("n1", 5)
+    driven.on(6.0)
+    assert not driven.done(TellOperator)
+    driven.on(3.0)
+    assert len(driven.done(TellOperator)) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"vote_result": V.REJECT_UNKNOWN_LEADER.value}, "does not have this member in its dLegerPeers"),
+        (
+            {"vote_result": V.REJECT_ALREADY_HAS_LEADER.value},
+            "hears a leader, which does not reach this member, or is not in its dLegerPeers",
+        ),
+        (
+            {"code": int(Code.UNKNOWN_GROUP)},
+            "answers UNKNOWN_GROUP: its dLegerGroup differs from this member's file",
+        ),
+        (
+            {"code": int(Code.UNKNOWN_MEMBER)},
+            "answers UNKNOWN_MEMBER: its dLegerPeers or dLegerSelfId differs from this member's file",
+        ),
+        ({"vote_result": V.REJECT_SMALL_LEDGER_END_INDEX.value}, "has more entries"),
+        ({"vote_result": V.REJECT_TAKING_LEADERSHIP.value}, "answers REJECT_TAKING_LEADERSHIP"),
+    ],
+)
+def test_what_a_candidate_was_answered_is_told_with_its_key(answer: dict[str, Any], said: str) -> None:
+    driven = Driven(term=4)
+    while not driven.done(TellOperator):
+        driven.until_asked()
+        asked, other = (one for one, _ in driven.asks(VoteRequest))
+        driven.answer(asked, VoteResponse(term=4, **answer))
+        told = driven.done(TellOperator) or [
+            one for one in driven.answer(other, None) if isinstance(one, TellOperator)
+        ]
+    assert told[-1].text.startswith(f"has no leader, and is not elected: {asked.peer} at host:")
+    assert said in told[-1].text
+
+
+def test_a_leader_tells_anew_of_a_file_that_differs_again() -> None:
+    driven = Driven()
+    driven.elect()
+
+    def beat_answered(code: Code) -> list[str]:
+        driven.on(0.6)
+        asked = next(one for one, _ in driven.asks(HeartBeatRequest) if one.peer == "n2")
+        for one, _ in driven.asks(HeartBeatRequest):
+            if one.peer == "n1":
+                driven.answer(one, HeartBeatResponse(term=driven.member.term, code=int(Code.SUCCESS)))
+        done = driven.answer(asked, HeartBeatResponse(term=driven.member.term, code=int(code)))
+        return [one.text for one in done if isinstance(one, TellOperator)]
+
+    assert "n2 at host:40913 answers UNKNOWN_GROUP: its dLegerGroup" in beat_answered(Code.UNKNOWN_GROUP)[0]
+    assert beat_answered(Code.UNKNOWN_GROUP) == []
+    assert "answers UNKNOWN_MEMBER: its dLegerPeers" in beat_answered(Code.UNKNOWN_MEMBER)[0]
+    assert beat_answered(Code.SUCCESS) == []
+    assert len(beat_answered(Code.UNKNOWN_MEMBER)) == 1
