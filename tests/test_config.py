@@ -227,12 +227,33 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
             f"from / on, as {Path.cwd() / 'disk2/a'} if that is meant",
         ),
         ("readOnlyCommitLogStorePaths=/disk1/a\\u0000", "no NUL byte"),
+        ("dLegerPeers=127.0.0.1:40911;127.0.0.1:40912", "a peer is ID-HOST:PORT"),
+        ("dLegerPeers=n0-10.0.0.1:40911,n1-10.0.0.2:40911", "neither an IP address nor a host name"),
+        ("dLegerPeers=n0-10.0.0.1:99999", "port '99999' in '10.0.0.1:99999' is not within 1 ... 65535"),
+        ("dLegerPeers=n0-a:40911;n1-a:40911", "n0 and n1 have the same address, a:40911"),
+        ("dLegerPeers=n0-a:40911;node-b:40911", "'node' is no id: one letter and a number, as n0"),
     ],
 )
 def test_a_bad_value_is_refused(line: str, reason: str) -> None:
     message = refusal("# first line\n" + line)
     assert message.startswith(f"broker-a.properties:2: {line.partition('=')[0]}=")
     assert reason in message
+
+
+def test_a_preferred_leader_is_one_of_the_peers_or_several() -> None:
+    group = "enableDLegerCommitLog=true\ndLegerPeers=n0-a:1;n1-b:2;n2-c:3\ndLegerSelfId=n0\n"
+    several = broker(group + "preferredLeaderId=n1; n2")
+    assert several.dledger.preferred_leaders == ("n1", "n2")
+    assert several.warnings == ()
+    assert broker(group + "preferredLeaderId=n9;n1").warnings == (
+        "broker-a.properties:4: preferredLeaderId=n9;n1: n9: none of the peers n0, n1, n2, so nobody gets the "
+        "leadership for it",
+    )
+
+
+def test_an_even_number_of_members_is_warned_of() -> None:
+    (warning,) = broker("enableDLegerCommitLog=true\ndLegerPeers=n0-a:1;n1-b:2\ndLegerSelfId=n0\n").warnings
+    assert "of 2 members 0 may be away, as of 1" in warning
 
 
 def test_a_group_has_a_directory_to_write_its_entries_to() -> None:

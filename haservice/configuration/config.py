@@ -276,6 +276,15 @@ def _check_dledger(
         binder.refuse(
             "dLegerPeers", f"{own} is this broker's listenPort or the one 2 below: a member has its own"
         )
+    if strangers := [one for one in dledger.preferred_leaders if one not in peers]:
+        said = f"{', '.join(strangers)}: none of the peers {', '.join(peers)}, so nobody gets the leadership for it"
+        binder.warn("preferredLeaderId", said)
+    if len(peers) % 2 == 0:
+        binder.warn(
+            "dLegerPeers",
+            f"of {len(peers)} members {(len(peers) - 1) // 2} may be away, as of {len(peers) - 1}: an odd number is as "
+            "safe with one broker less",
+        )
     if dledger.data_paths and not set(dledger.data_paths) - set(dledger.read_only_paths):
         binder.refuse(
             "readOnlyCommitLogStorePaths", "storePathDLedgerCommitLog has to name another one, to write to"

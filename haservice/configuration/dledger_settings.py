@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commitlog.keys import ANY, BY_HAND, OURS, Section, Values
-from haservice.configuration.texts import expanded
+from haservice.configuration.texts import check_address, expanded
 from haservice.errors import ConfigError
 
 DLEDGER = Section("DLedger")
@@ -21,18 +21,27 @@ def parse_peers(text: str) -> dict[str, str]:
     peers: dict[str, str] = {}
     for part in filter(None, (one.strip() for one in text.split(";"))):
         name, dash, address = part.partition("-")
-        host, colon, port = address.rpartition(":")
-        if not (name and dash and host and colon and port.isdecimal()):
-            raise ConfigError("", 0, "dLegerPeers", "a peer is ID-HOST:PORT, peers are joined by ';'", part)
+        try:
+            if not (name and dash):
+                raise ValueError("a peer is ID-HOST:PORT, peers are joined by ';'")
+            check_address(address)
+        except ValueError as error:
+            raise ConfigError("", 0, "dLegerPeers", str(error), part) from None
         if name in peers:
             raise ConfigError("", 0, "dLegerPeers", f"the id {name} stands there twice", text)
+        other = next((one for one, taken in peers.items() if taken == address), None)
+        if other is not None:
+            raise ConfigError(
+                "", 0, "dLegerPeers", f"{other} and {name} have the same address, {address}", text
+            )
         peers[name] = address
     return peers
 
 
 def _peers(text: str) -> str:
     try:
-        parse_peers(text)
+        for name in parse_peers(text):
+            _self_id(name)
     except ConfigError as error:
         raise ValueError(error.reason) from None
     return text
@@ -44,7 +53,7 @@ def is_self_id(text: str) -> bool:
 
 def _self_id(text: str) -> str:
     if not is_self_id(text):
-        raise ValueError("an id is one letter and a number, as n0")
+        raise ValueError(f"{text!r} is no id: one letter and a number, as n0")
     return text
 
 
@@ -82,7 +91,8 @@ class DLedgerConfig:
         "Which of dLegerPeers this broker is: one letter and a number. As a slave its brokerId is that number + 1."
     )
     preferred_leader_id: str | None = DLEDGER.key("preferredLeaderId", None, ANY, BY_HAND)(
-        "The member to which leadership is handed over whenever it is there and level. Not set: whoever is elected."
+        "The member to which leadership is handed over whenever it is there and level; of several, n0;n1, the one with "
+        "most of the log. Not set: whoever is elected."
     )
 
     data_paths: tuple[str, ...] = DLEDGER.key("storePathDLedgerCommitLog", (), DIRECTORIES, BY_HAND)(
@@ -99,6 +109,10 @@ class DLedgerConfig:
         "How often a leader is heard. Others look for a new one after three of them, and a leader leaves office a "
         "little earlier without a majority. More on machines that stand still now and then."
     )
+
+    @property
+    def preferred_leaders(self) -> tuple[str, ...]:
+        return tuple(filter(None, map(str.strip, (self.preferred_leader_id or "").split(";"))))
 
     @property
     def data_directories(self) -> tuple[Path, ...]:

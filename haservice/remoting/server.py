@@ -312,5 +312,6 @@ def bind_port(host: str, port: int, backlog: int, refused: Callable[[str], Confi
             raise
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        raise refused("the port is already taken" if taken else f"cannot listen there: {error}") from error
+        said = getattr(error, "strerror", None) or error
+        raise refused("the port is already taken" if taken else f"cannot listen there: {said}") from error
     return sock

@@ -143,6 +143,8 @@ def advise(error: Explainable) -> str | None:
             return "give this broker its own storePathRootDir, or stop the other one first"
         case SegmentSizeMismatch():
             return _of_size(error)
+        case ConfigError(key="dLegerPeers", __cause__=OSError(errno=errno.EADDRNOTAVAIL)):
+            return "this machine has no such address: does dLegerSelfId name this broker, and dLegerPeers its address?"
         case ConfigError(__cause__=OSError() as said) | StoreUnreadable(__cause__=OSError() as said):
             return advise(said)
         case FileExistsError() | NotADirectoryError():

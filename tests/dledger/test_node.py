@@ -32,6 +32,7 @@ from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.server import RemotingServer
+from haservice.terminal.explain import explain
 from tests.commitlog.dledger.stores import all_entries
 from tests.support.failing_files import FailingFiles
 from tests.support.waiting import wait_until
@@ -338,6 +339,17 @@ def test_a_member_whose_vote_finds_no_room_rests_and_takes_part_again_once_there
     assert again.append([b"more"]).result(ANSWER_S).code is OK
     assert not any(node.resting for node in full)
     assert group.failures == []
+
+
+def test_an_address_of_another_machine_is_told_with_the_keys_that_name_it(group: Group) -> None:
+    port = int(group.peers["n0"].rpartition(":")[2])
+    group.peers["n0"] = f"192.0.2.1:{port}"  # of documentation: no machine has it
+    with pytest.raises(ConfigError) as refused:
+        group.boot("n0")
+    said = explain(refused.value)
+    assert f"192.0.2.1:{port}: dLegerPeers: cannot listen there: Cannot assign requested address" in said
+    assert "does dLegerSelfId name this broker, and dLegerPeers its address?" in said
+    group.stop("n0")
 
 
 def test_a_port_that_is_taken_is_told_by_its_key_and_the_store_is_free_again(group: Group) -> None:

@@ -177,7 +177,7 @@ class MajorityKeeper:
         able = [one for one in chosen if not preferred or one in preferred]
         if not able:
             raise refused(
-                f"preferredLeaderId={','.join(preferred)} leads whenever it is there and level, so "
+                f"preferredLeaderId={';'.join(preferred)} leads whenever it is there and level, so "
                 f"{chosen[0]} would hand over to it at once: change the key in all members' files, and start them again"
             )
         end, deadline = self._opened.store.log.end, Deadline(header.timeout_millis / 1000)

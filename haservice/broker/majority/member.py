@@ -323,14 +323,13 @@ def settings_of(config: NodeConfig) -> MemberSettings:
     dledger, broker = config.dledger, config.broker
     assert dledger.self_id is not None, "checked when the file was read"
     assert dledger.peers is not None, "checked when the file was read"
-    preferred = dledger.preferred_leader_id
     return MemberSettings(
         dledger.group or broker.broker_name,
         dledger.self_id,
         parse_peers(dledger.peers),
         heartbeat_interval_s=dledger.heartbeat_interval_ms / 1000,
         wait_ack_max_s=config.replication.slave_timeout_ms / 1000,
-        preferred_leaders=(preferred,) if preferred else (),
+        preferred_leaders=dledger.preferred_leaders,
         first_entry_body=first_body(store_host_of(config)),
         serves_appends=False,
     )
