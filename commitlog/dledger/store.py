@@ -111,6 +111,7 @@ class EntryStore(ReadableEntries):
         )
         self.directories = tuple(one for one in options.data if one not in options.read_only)
         """Where data files are made."""
+        self._start = options.start
         self._checkpoint = CheckpointFile(self._files, options.directory / "checkpoint")
         known = self._checkpoint.known
         found = recover(self.data, self._index, known, records=options.records)
@@ -402,9 +403,14 @@ class EntryStore(ReadableEntries):
     def reset(self, index: int, position: int) -> None:
         """Removes all entries; the next one has this index and position.
 
-        Raises EntryGap for a position amid a file, StoreUnreadable with nothing changed, LogNotWritable if it
-        is not finished.
+        Raises EntryGap for a position amid a file, EntryBeyondLimits for one in the classic log, StoreUnreadable with
+        nothing changed, LogNotWritable if it is not finished.
         """
+        if position < self._start:
+            raise EntryBeyondLimits(
+                f"entry {index} lies at {position}, and this member has a classic log up to {self._start}: all members "
+                "need the same one, or none"
+            )
         if position % self.data.file_bytes or index < 0:
             raise EntryGap(index, NONE, NONE, NONE, position, position - position % self.data.file_bytes)
         with self._flush_lock:

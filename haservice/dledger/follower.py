@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from haservice.dledger.codes import DLedgerResponseCode, PushType
 from haservice.dledger.election import LeaderElector
 from haservice.dledger.events import AnswerAsked, TellOperator
-from haservice.dledger.log.entry_log import EntryLogError
+from haservice.dledger.log.entry_log import EntryLogError, EntryRefused
 from haservice.dledger.log.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
@@ -44,6 +44,8 @@ class EntryHandler:
         self.agreed_index = -1
         self._waiting: dict[int, _Push] = {}
         self._held: list[tuple[int, _Push]] = []
+        self._told = ""
+        """The last that the operator was told."""
         self._handlers: dict[PushType, Callable[[_Push], None]] = {
             PushType.APPEND: self._on_append,
             PushType.COMMIT: self._on_commit,
@@ -233,9 +235,19 @@ class EntryHandler:
         """The two logs have nothing in common, or the leader no longer has what they had."""
         if entry.index <= max(self._state.committed_index, self.agreed_index):
             return self._refuse_cut(entry.index)
-        self._state.log.begin_at(entry)
+        try:
+            self._state.log.begin_at(entry)
+        except EntryRefused as error:
+            self._tell_once(f"{self._state.leader_id} leads, and cannot be followed: {error}")
+            raise
         self._state.forget_what_is_gone()
         return True
+
+    def _tell_once(self, text: str) -> None:
+        """The leader tries again and again."""
+        if text != self._told:
+            self._told = text
+            self._state.actions.append(TellOperator(text))
 
     def _refuse_cut(self, index: int) -> bool:
         committed, leader = self._state.committed_index, self._state.leader_id

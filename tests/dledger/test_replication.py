@@ -16,6 +16,7 @@ from haservice.dledger.events import (
     RequestCame,
     TellOperator,
 )
+from haservice.dledger.log.entry_log import EntryRefused
 from haservice.dledger.log.ledger_run import LedgerRun
 from haservice.dledger.messages import (
     AppendEntryRequest,
@@ -177,6 +178,21 @@ def test_a_log_that_has_nothing_in_common_begins_anew() -> None:
     driven = following(log_of(1, 1))
     assert told(driven, driven.push(TRUNCATE, entry(7, 3), term=4)) == (Code.SUCCESS, 7, 7)
     assert told(driven, driven.push(APPEND, entry(8, 3), term=4)) == (Code.SUCCESS, 7, 8)
+
+
+def test_a_leader_whose_log_cannot_be_begun_is_told_to_the_operator_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driven = following()
+
+    def begin_at(_: LedgerEntry) -> None:
+        raise EntryRefused("a classic log is there")
+
+    monkeypatch.setattr(driven.log, "begin_at", begin_at)
+    asked = [driven.push(TRUNCATE, entry(0, 4), term=4) for _ in range(3)]
+    assert {told(driven, answer)[0] for answer in asked} == {Code.UNEXPECTED_ARGUMENT}
+    texts = [one.text for one in driven.all if isinstance(one, TellOperator)]
+    assert texts == ["n1 leads, and cannot be followed: a classic log is there"]
 
 
 def test_a_truncate_that_comes_late_cuts_nothing() -> None:

@@ -58,6 +58,15 @@ def test_a_log_begins_at_a_leaders_entry_and_goes_on_behind_it(tmp_path: Path) -
     store.close()
 
 
+def test_a_leader_without_the_classic_log_is_refused(tmp_path: Path) -> None:
+    store = open_entries(tmp_path, start=FILE_BYTES)
+    log = StoredLog(store, sync=True)
+    with pytest.raises(EntryRefused, match="entry 0 lies at 0, and this member has a classic log up to"):
+        log.begin_at(LedgerEntry.of(0, 1, 0, b"the leader's first"))
+    assert log.end_pos == FILE_BYTES
+    store.close()
+
+
 def test_an_entry_amid_a_file_begins_no_log_and_what_was_there_stays(tmp_path: Path) -> None:
     store = open_entries(tmp_path)
     log = StoredLog(store, sync=True)

@@ -227,6 +227,19 @@ def test_a_new_log_may_begin_behind_a_classic_one(tmp_path: Path) -> None:
     store.close()
 
 
+def test_no_log_begins_anew_within_the_classic_one(tmp_path: Path) -> None:
+    store = open_entries(tmp_path, start=7 * FILE_BYTES)
+    (first,) = fill(store, 1)
+    with pytest.raises(
+        EntryBeyondLimits, match=f"this member has a classic log up to {7 * FILE_BYTES}: all members"
+    ):
+        store.reset(0, 6 * FILE_BYTES)
+    assert all_entries(store) == [first]
+    store.reset(40, 7 * FILE_BYTES)
+    assert (store.begin_index, store.end_index, store.end) == (-1, -1, 7 * FILE_BYTES)
+    store.close()
+
+
 @pytest.mark.parametrize("part", ["data", "index"])
 def test_a_full_disk_is_an_error_of_the_write_and_the_next_one_goes_on(tmp_path: Path, part: str) -> None:
     files = FailingFiles()
