@@ -155,3 +155,33 @@ def test_a_member_that_takes_no_part_says_why() -> None:
     found = judged(member("n0", link("n1"), link("n2")), member("n1"), resting)
     assert found.state is Severity.WARNING
     assert "MEMBER TAKES NO PART, 10.0.0.3:10911: no room for its vote" in found.text
+
+
+def following(name: str, leader: str) -> Seen:
+    one = member(name)
+    return replace(one, info={**one.info, "dLegerLeaderId": leader})
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ([following("n0", "")], "NOBODY LEADS, sends fail; 1 of 3 members answer, and 2 of them elect one"),
+        (
+            [following("n0", ""), following("n1", "n2")],
+            "NOBODY LEADS, sends fail; 2 of 3 members answer: they elect one, or do not reach each other, see their",
+        ),
+        (
+            [following("n0", "n2"), following("n1", "n2")],
+            "LEADER IS NOT THERE, sends fail; n2 leads by the word of 2 of 3 members, and its broker is not registered "
+            "as the master: see its log",
+        ),
+        (
+            [following("n0", "n2"), following("n1", "n2"), dead("n2")],
+            "and its broker does not answer: 10.0.0.3:10911: Connection refused",
+        ),
+    ],
+)
+def test_without_a_master_the_members_say_whether_they_have_a_leader(seen: list[Seen], said: str) -> None:
+    found = judged(*seen)
+    assert found.state is Severity.CRITICAL
+    assert said in found.text

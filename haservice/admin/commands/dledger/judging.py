@@ -19,9 +19,19 @@ def no_leader(group: Sequence[Seen], gone: str) -> Finding:
     """`group` are the members that answer; `gone` says why others do not, or is empty."""
     members, runs = members_of_group(group[0]), len(group)
     needed = members // 2 + 1
-    why = f"{runs} of {members} members answer: they elect one, or do not reach each other"
+    why = f"{runs} of {members} members answer: they elect one, or do not reach each other, see their logs"
+    followed = {one.info.get("dLegerLeaderId", "") for one in group}
     if runs < needed:
         why = f"{runs} of {members} members answer, and {needed} of them elect one"
+    elif len(followed) == 1 and "" not in followed:
+        text = (
+            f"sends fail; {followed.pop()} leads by the word of {runs} of {members} members, and its broker "
+        )
+        return Finding(
+            Severity.CRITICAL,
+            "LEADER IS NOT THERE",
+            f"{text}{f'does not answer: {gone}' if gone else 'is not registered as the master: see its log'}",
+        )
     return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{f'; {gone}' if gone else ''}")
 
 
