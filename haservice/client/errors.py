@@ -26,7 +26,9 @@ from typing import NamedTuple
 from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
 from haservice.printable import escaped
 
-NOBODY_HAS_IT = ": no broker that has it is registered; mqadmin updateTopic makes one"
+NOBODY_HAS_IT = (
+    ": no broker that has it is registered; mqadmin check says who is away, mqadmin updateTopic makes one"
+)
 
 
 class ClientError(HAServiceError):

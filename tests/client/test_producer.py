@@ -315,7 +315,7 @@ def test_an_unknown_topic_is_sent_to_the_brokers_that_would_make_it(
     async def scenario(producer: AsyncProducer) -> None:
         with pytest.raises(
             RouteUnknown,
-            match=r"topic New is unknown to nameserver .*: no broker that has it is registered; mqadmin updateTopic",
+            match=r"topic New is unknown to nameserver .*: no broker that has it is registered; mqadmin check",
         ):
             await producer.send(Message("New", b"x"))
         cluster.routes["TBW102"] = route(8, a={0: broker.addr})

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 _ENTER = r"""
 set -e
+# Copies of mounts: another test's disk (tests/chaos/power_disk.py) could not be mounted anew while they are here.
+for place in $(awk '$1 ~ "^/dev/loop" { print $2 }' /proc/mounts); do umount "$place" || true; done
 mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
 mount -t proc proc "$1/root/proc"
 mount --rbind /dev "$1/root/dev"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 # One unit for every wait of the suite, long enough for a busy machine; who waits for what never comes sets a short one.
-PATIENCE_S = float(os.environ.get("HASERVICE_TEST_PATIENCE_S", "60"))
+PATIENCE_S = float(os.environ.get("HASERVICE_TEST_PATIENCE_S", "40"))
 
 
 def wait_until(condition: Callable[[], object], what: str = "condition", seconds: float = PATIENCE_S) -> None:
