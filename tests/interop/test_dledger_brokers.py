@@ -12,6 +12,8 @@ import pytest
 from commitlog.dledger.reading import read_records
 from commitlog.kernel.records import decode
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.dledger.judging import differing
+from haservice.admin.commands.ha.ha_questions import take
 from haservice.devtools.pair import free_port_block
 from haservice.dledger.messages import LeadershipTransferRequest
 from haservice.dledger.wire import request_command
@@ -154,15 +156,20 @@ def test_stock_clients_lose_nothing_while_leadership_moves_between_the_kinds(
     send_all_ok(producer, bodies[30:40])
     group.brokers[ours].launch()
     group.lead(stock)
+    assert list(differing(take(group.admin, "broker-a", None))) == []
     group.brokers[stock].kill()
     wait_until(lambda: group.leader() != stock, "another one leads", PATIENCE_S)
     send_all_ok(producer, bodies[40:50])
     producer.send(TOPIC, b"late", delay_level=1)
     batch = producer.send_batch([message(TOPIC, body, tag="A") for body in bodies[50:]])
     assert batch["status"] == "SEND_OK"
+    group.brokers[stock].properties["preferredLeaderId"] = stock
     group.brokers[stock].launch()
     wait_until(lambda: {*bodies, b"late"} <= set(consumer.bodies()), "all is consumed", PATIENCE_S)
     wait_until(group.is_level, "all three have committed the same", PATIENCE_S)
+    (found,) = differing(take(group.admin, "broker-a", None))
+    assert found.text.startswith("preferredLeaderId is not set at n0")
+    assert f"{stock} at {stock} (" in found.text
     roots = [one.root for one in group.brokers.values()]
     for one in group.brokers.values():
         one.stop()
