@@ -38,8 +38,13 @@ def change_over(
         return end
     store = Store.open(options, store_host=store_host, files=files)
     try:
-        end = store.log.end_file()
-        logger.warning("classic log ends, entries of DLedger follow path=%s offset=%d", options.log_path, end)
+        records_end, end = store.log.end, store.log.end_file()
+        logger.warning(
+            "classic log ends, entries of DLedger follow path=%s records_end=%d entries_begin=%d",
+            options.log_path,
+            records_end,
+            end,
+        )
     finally:
         store.close()
     return end

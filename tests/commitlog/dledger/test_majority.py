@@ -148,11 +148,13 @@ def test_a_new_leader_goes_on_with_the_numbers_of_its_queues(tmp_path: Path) -> 
     again.close()
 
 
-def test_a_classic_log_stays_first(tmp_path: Path) -> None:
+def test_a_classic_log_stays_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     classic = Store.open(options_of(tmp_path), store_host=HOST)
     classic.log.append_many([message(body) for body in bodies(0, 25)])
+    end = classic.log.end
     classic.close()
     opened = Opened(tmp_path)
+    assert f" records_end={end} " in caplog.text
     assert opened.entries.data.start % FILE_BYTES == 0
     assert opened.entries.data.end == len(list((tmp_path / "commitlog").iterdir())) * FILE_BYTES
     opened.log.append_many([message(body) for body in bodies(25, 50)])
