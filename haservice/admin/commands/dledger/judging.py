@@ -77,7 +77,9 @@ def differing(seen: Sequence[Seen]) -> Iterator[Finding]:
                 f"{one.settings.get('dLegerSelfId')} ({shown_addr(one.broker.addr)})"
             )
         if len(at) > 1:
-            said = ", ".join(f"{value or 'not set'} at {and_text(who)}" for value, who in sorted(at.items()))
+            said = ", ".join(
+                f"{value or 'not set'} at {and_text(sorted(who))}" for value, who in sorted(at.items())
+            )
             text = (
                 f"{key} is {said}: write one value into all files, and start these members again one by one"
             )
