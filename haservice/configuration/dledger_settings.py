@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,23 @@ from haservice.errors import ConfigError
 
 DLEDGER = Section("DLedger")
 
-# A stock broker's id as a slave is the number behind the first letter, and one.
 _SELF_ID = re.compile(r"[A-Za-z](\d{1,9})")
+
+
+def parts_of(text: str) -> Iterator[str]:
+    """Of a list that `;` joins."""
+    return filter(None, map(str.strip, text.split(";")))
+
+
+def broker_id_of(self_id: str) -> int:
+    """brokerId while another member leads, as a stock broker has it, too."""
+    return int(self_id[1:]) + 1
 
 
 def parse_peers(text: str) -> dict[str, str]:
     """`n0-10.0.0.1:40911;n1-…` as id → address; an id ends at its first dash.  Raises ConfigError."""
     peers: dict[str, str] = {}
-    for part in filter(None, (one.strip() for one in text.split(";"))):
+    for part in parts_of(text):
         name, dash, address = part.partition("-")
         try:
             if not (name and dash):
@@ -112,7 +122,7 @@ class DLedgerConfig:
 
     @property
     def preferred_leaders(self) -> tuple[str, ...]:
-        return tuple(filter(None, map(str.strip, (self.preferred_leader_id or "").split(";"))))
+        return tuple(parts_of(self.preferred_leader_id or ""))
 
     @property
     def data_directories(self) -> tuple[Path, ...]:
@@ -126,4 +136,4 @@ class DLedgerConfig:
     def slave_id(self) -> int:
         """brokerId while another member leads."""
         assert self.self_id is not None
-        return int(self.self_id[1:]) + 1
+        return broker_id_of(self.self_id)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import click
 
@@ -46,6 +46,11 @@ def address(text: str, example: str = "127.0.0.1:10911") -> str:
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise click.BadParameter(f"{text!r} is not host:port, for instance {example}")
     return f"{host}:{port}"
+
+
+def is_address(where: str | None) -> TypeGuard[str]:
+    """Whether a flag that takes an address or a name was given an address, well written or not."""
+    return where is not None and ":" in where
 
 
 def addresses(text: str) -> tuple[str, ...]:
@@ -140,7 +145,7 @@ name_or_address_option = click.option(
     "--brokerName",
     "where",
     metavar="ADDR|NAME",
-    callback=lambda _, __, value: address(value) if value and ":" in value else value,
+    callback=lambda _, __, value: address(value) if is_address(value) else value,
     help="One broker, host:port, or all brokers of a name.",
 )
 

@@ -76,7 +76,7 @@ class BrokerMember:
         """Opens the entries' store.  Raises CommitLogError or ConfigError."""
         self.settings = settings = settings_of(config)
         directory = config.log.root / f"dledger-{settings.self_id}"
-        _check_is_own(directory)
+        _check_is_own(config.log.root, settings.self_id)
         options = EntryStoreOptions(
             directory,
             config.dledger.data_directories,
@@ -299,12 +299,11 @@ def _promotions(config: NodeConfig) -> int:
     return max(known) // PROMOTION_STEP
 
 
-def _check_is_own(directory: Path) -> None:
+def _check_is_own(root: Path, own: str) -> None:
     """Raises StoreUnreadable if the store has another member's log: the group counts on its entries and votes."""
-    for other in directory.parent.glob("dledger-*"):
+    for other in root.glob("dledger-*"):
         name = other.name.removeprefix("dledger-")
-        if other != directory and is_self_id(name):
-            own = directory.name.removeprefix("dledger-")
+        if name != own and is_self_id(name):
             raise StoreUnreadable(
                 other,
                 f"is the log of member {name}, and this broker is {own} by dLegerSelfId, which would begin with no "

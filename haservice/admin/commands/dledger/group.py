@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
+from haservice.admin.commands.dledger.judging import has_id
 from haservice.admin.commands.ha.role_steps import (
     ANSWER_S,
     ROUTES,
@@ -142,4 +143,4 @@ def member_id(admin: MQAdmin, leader: Member, target: Member) -> str:
 
 def is_member(one: Member, name: str) -> bool:
     """Whether the broker is the member of that id."""
-    return one.replica_id == name if one.is_ours else one.broker_id == int(name[1:]) + 1
+    return has_id(name, one.replica_id if one.is_ours else None, one.broker_id)

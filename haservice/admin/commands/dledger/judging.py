@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from haservice.admin.commands.ha.findings import Finding, Severity
 from haservice.admin.commands.ha.ha_questions import Seen
+from haservice.configuration.dledger_settings import broker_id_of, is_self_id, parts_of
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.terminal.output import and_text, shown_addr
 
@@ -52,10 +53,14 @@ def followers(leader: Seen, seen: Sequence[Seen] | None) -> Iterator[Finding]:
 
 
 def _broker_of(name: str, seen: Sequence[Seen]) -> Seen | None:
-    """One that does not tell its id is known by the number under which it is registered as a slave."""
-    told = {one.lineage.replica_id: one for one in seen if one.lineage is not None}
-    listed = {one.broker.broker_id: one for one in seen if one.lineage is None}
-    return told.get(name) or listed.get(int(name[1:]) + 1 if name[1:].isdecimal() else -1)
+    """One that tells its id before one that does not."""
+    found = [one for one in seen if has_id(name, one.replica_id, one.broker.broker_id)]
+    return min(found, key=lambda one: one.replica_id is None, default=None)
+
+
+def has_id(name: str, told: str | None, broker_id: int | None) -> bool:
+    """Whether a broker is that member: by the id that it tells, else by its number as a slave."""
+    return told == name if told is not None else is_self_id(name) and broker_id == broker_id_of(name)
 
 
 def _answer(broker: Seen | None) -> str:
@@ -71,8 +76,7 @@ def differing(seen: Sequence[Seen]) -> Iterator[Finding]:
     for key in ("dLegerGroup", "dLegerPeers", "preferredLeaderId"):
         at: dict[str, list[str]] = {}
         for one in members:
-            parts = (one.info.get(key) or one.settings.get(key, "")).split(";")
-            value = ";".join(sorted(filter(None, map(str.strip, parts))))
+            value = ";".join(sorted(parts_of(one.info.get(key) or one.settings.get(key, ""))))
             at.setdefault(value, []).append(
                 f"{one.settings.get('dLegerSelfId')} ({shown_addr(one.broker.addr)})"
             )

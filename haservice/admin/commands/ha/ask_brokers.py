@@ -29,7 +29,7 @@ from haservice.remoting.headers.lineage import LineageBody, NewestEpochBody, Rea
 from haservice.replication.lineage.epochs import Epoch, LogSpan
 from haservice.replication.lineage.membership import REPLICAS_MAX
 from haservice.terminal.explain import advise, explain
-from haservice.terminal.options import address
+from haservice.terminal.options import address, is_address
 from haservice.terminal.output import and_text, echo, echo_line, shown_addr
 
 # A reachable broker answers in milliseconds.
@@ -56,7 +56,7 @@ def gather(
     RemotingError if every nameserver is silent.
     """
     name, wanted = where, [address(one) for one in also if one]
-    if ":" in where:
+    if is_address(where):
         name = name_at(admin, address(where), hint)
         wanted.insert(0, address(where))
     found: dict[str, Member] = {}

@@ -36,6 +36,7 @@ from haservice.terminal.options import (
     address,
     cluster_option,
     format_option,
+    is_address,
     namesrv_option,
 )
 from haservice.terminal.output import and_text, echo, echo_coloured, shown_addr, to_json
@@ -159,9 +160,9 @@ def judge(
 ) -> list[NameVerdict]:
     """The verdicts, the worst first; at least one.  Raises HAServiceError if nobody can be asked."""
     names = (
-        NameTables.ask(admin, namesrv, timeout_s) if namesrv or not _is_addr(where) else NameTables({}, {})
+        NameTables.ask(admin, namesrv, timeout_s) if namesrv or not is_address(where) else NameTables({}, {})
     )
-    if where is not None and _is_addr(where):
+    if is_address(where):
         seen = _around(admin, address(where), names, timeout_s)
     else:
         brokers = [
@@ -186,10 +187,6 @@ def judge(
 
 def _of_nobody(name: str, finding: Finding) -> NameVerdict:
     return NameVerdict("", name, (finding,), NameFigures())
-
-
-def _is_addr(where: str | None) -> bool:
-    return where is not None and ":" in where
 
 
 def _around(admin: MQAdmin, addr: str, names: NameTables, timeout_s: float) -> list[Seen]:

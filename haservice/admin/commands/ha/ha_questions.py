@@ -18,6 +18,7 @@ from haservice.remoting.bodies.clients import MASTER_ID, HARuntimeInfo, KVTable
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.membership import ReplicaList
+from haservice.terminal.options import is_address
 
 UNKNOWN = "?"
 # Sorts after the ids that a nameserver lists.
@@ -55,6 +56,11 @@ class Seen:
         return self.role == "SLAVE"
 
     @property
+    def replica_id(self) -> str | None:
+        """None of one that does not tell it."""
+        return None if self.lineage is None else self.lineage.replica_id
+
+    @property
     def is_alive(self) -> bool:
         """Whether it answers at all: perhaps it wants an account."""
         return self.failure is None or isinstance(self.failure, AnswerError | ProtocolError)
@@ -78,7 +84,7 @@ def take(admin: MQAdmin, where: str | None, cluster: str | None) -> list[Seen]:
 
     Raises RemotingError if that one, or each nameserver, is silent; ClientError for a name that nobody has.
     """
-    if where is not None and ":" in where:
+    if is_address(where):
         return [look(admin, Broker("", "", MASTER_ID, where))]
     brokers = admin.brokers(cluster)
     named = [one for one in brokers if where in (None, one.name)]

@@ -40,6 +40,7 @@ from haservice.terminal.options import (
     cluster_option,
     command,
     format_option,
+    is_address,
     name_or_address_option,
     namesrv_option,
     wide_option,
@@ -446,7 +447,7 @@ def ha_status(
     Replicas on the list are shown, registered or not, until mqadmin forget removes them.  If a verdict is
     CRITICAL, or a broker or a replica on the list is unreachable, the exit code is 1.
     """
-    alone = where is not None and ":" in where
+    alone = is_address(where)
     with MQAdmin(namesrv) as admin:
 
         def show_it(seen: Sequence[Seen]) -> bool:

@@ -22,7 +22,7 @@ from haservice.replication.lineage.membership import (
     why_no_candidate,
     why_unsafe,
 )
-from haservice.terminal.options import address
+from haservice.terminal.options import address, is_address
 from haservice.terminal.output import and_text, human_bytes, shown_addr
 
 
@@ -248,7 +248,7 @@ def named_replicas(topology: Topology, named: str) -> Sequence[str]:
     Raises click.BadParameter for a text that looks like an address and is none.
     """
     replicas = topology.replicas.replicas
-    if ":" in named:
+    if is_address(named):
         return [one for one, addr in replicas.items() if addr == address(named)]
     return [one for one in replicas if named and one.startswith(named.lower())]
 

@@ -11,7 +11,7 @@ from haservice.errors import RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import BrokerData
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.clients import QueueHeader
-from haservice.terminal.options import address
+from haservice.terminal.options import address, is_address
 from haservice.terminal.output import echo_line
 
 BROKER_CHOOSES = -1
@@ -19,14 +19,14 @@ BROKER_CHOOSES = -1
 
 def writable_queues(admin: MQAdmin, topic: str, broker: str | None, queue_id: int | None) -> list[SendQueue]:
     """Where messages may go: at the masters of the route, or at the broker that the user named."""
-    if broker is not None and ":" in broker:
+    if is_address(broker):
         return [SendQueue(broker, address(broker), BROKER_CHOOSES if queue_id is None else queue_id)]
     return raw_sends.writable_queues(admin, topic, broker, queue_id)
 
 
 def readable_queues(admin: MQAdmin, topic: str, broker: str | None, queue_id: int | None) -> list[SendQueue]:
     """The topic's queues, each with the broker to read from: a master, or its slave if it is unreachable."""
-    if broker is not None and ":" in broker:
+    if is_address(broker):
         addr = address(broker)
         found = [
             SendQueue(q.broker_name, addr, q.queue_id) for q in admin.topic_stats(addr, topic).offset_table
