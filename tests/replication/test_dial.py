@@ -75,6 +75,26 @@ def test_a_call_that_was_lost_is_made_again_and_the_master_sees_one(
         deaf.listener.accept()
 
 
+def test_a_wake_up_that_makes_nothing_moot_makes_no_further_call(
+    calls: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come late, of an address that is dialled by now: the master saw a second connection, closed at once."""
+    monkeypatch.setattr(dial_module, "AGAIN_S", 600.0)
+    wakeups, wakeup = iter(range(3)), Wakeup()
+
+    def wakes() -> bool:
+        if next(wakeups, None) is not None:
+            wakeup.set()
+        return False
+
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        link = dial(f"127.0.0.1:{master.getsockname()[1]}", wakeup, wakes)
+        assert link is not None
+        link.close()
+        assert next(wakeups, None) is None
+    assert len(calls) == 1
+
+
 def test_a_dial_that_has_become_moot_leaves_no_call(deaf: Deaf, calls: list[socket.socket]) -> None:
     wakeup, moot = Wakeup(), threading.Event()
     answers: list[socket.socket | None] = []

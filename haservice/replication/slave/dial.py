@@ -36,20 +36,23 @@ def dial(address: str, wakeup: Wakeup, is_moot: Callable[[], bool]) -> socket.so
     """
     host, port = parse_address(address)
     where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    until_s = time.monotonic() + CONNECT_SECONDS
+    again_s = time.monotonic()
+    until_s = again_s + CONNECT_SECONDS
     calls: list[socket.socket] = []
     try:
         while True:
             wakeup.clear()
             if is_moot():
                 return None
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
+            now_s = time.monotonic()
+            if now_s >= until_s:
                 raise TimeoutError(errno.ETIMEDOUT, f"no connection within {CONNECT_SECONDS:g} s")
-            if len(calls) == CALLS_MAX:
-                calls.pop(1).close()
-            calls.append(_call(where))
-            ready = wakeup.wait_for_any(calls, select.POLLOUT, min(left_s, AGAIN_S))
+            if now_s >= again_s:  # not after each wake-up: the last call may be through by now
+                if len(calls) == CALLS_MAX:
+                    calls.pop(1).close()
+                calls.append(_call(where))
+                again_s = now_s + AGAIN_S
+            ready = wakeup.wait_for_any(calls, select.POLLOUT, min(until_s, again_s) - now_s)
             if ready:
                 return _connected(calls.pop(calls.index(ready[0])))
     finally:
