@@ -20,6 +20,7 @@ ROOM_MODULES_MAX = 16
 LAYERS = {
     "commitlog": 1,
     "haservice": 2,
+    "haservice.mastership": 2,
     "haservice.remoting": 3,
     "haservice.observability": 3,
     "haservice.access": 3,
@@ -441,6 +442,7 @@ SPEAK_OF_RAFT = (
     "haservice.admin.commands.messages.log_dump",
     "haservice.broker.majority",
     "haservice.dledger",
+    "haservice.mastership",
 )
 
 
