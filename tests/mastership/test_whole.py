@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from haservice.mastership.whole import (
     LOST_POWER,
     Evidence,
-    Refill,
     KnownVoter,
+    Refill,
     is_new_group,
     last_resort,
     why_not_whole,
