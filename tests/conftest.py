@@ -22,6 +22,7 @@ from tests.support.left_open import (
     descriptors,
     watch_files,
 )
+from tests.support.waiting import slowness
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -43,12 +44,16 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         file = file_of(item.nodeid)
         return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limit_s = mark.args[0] if mark is not None else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit_s * slowness()), append=False)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,6 +13,7 @@ from tests.chaos.bank import (
     BUILD_SECONDS_MAX,
     CHECK_SECONDS_MAX,
     ROOT,
+    SOUND_SECONDS_MAX,
     Bug,
     Build,
     Verdict,
@@ -56,7 +57,7 @@ def test_a_patch_applies_and_names_tests_that_exist(bug: Bug, tmp_path: Path) ->
         assert f"def {function.partition('[')[0]}" in (ROOT / path).read_text(), check
 
 
-@pytest.mark.timeout(CHECK_SECONDS_MAX + 30)
+@pytest.mark.timeout(SOUND_SECONDS_MAX + 30)
 def test_without_a_bug_the_checks_pass() -> None:
     assert sound(SOME) is None
 

@@ -43,12 +43,12 @@ def make_console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeConso
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """Within a file of tests that use it no asyncio.run: Playwright has a loop in this thread."""
-    if not CHROMIUM.exists():
-        pytest.skip(f"no {CHROMIUM}: apt install chromium")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on the PATH: apt install chromium")
     sync_playwright = pytest.importorskip("playwright.sync_api", reason="no playwright").sync_playwright
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield browser
         browser.close()
 

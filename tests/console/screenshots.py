@@ -46,7 +46,7 @@ def main() -> None:
 
 def shoot(pair: ScratchPair, console: ConsoleProcess) -> None:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport=SIZE)  # type: ignore[arg-type]
         data(pair, console, page)
         page.goto(f"{console.url}/pairs/broker-a/switchover")

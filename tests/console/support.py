@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from urllib.parse import urlencode
 
 from haservice.devtools.pair import Process, ScratchPair, free_port_block
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = shutil.which("chromium")
 # Small files: a store is some MiB, and is made at once.
 SETTINGS = {
     "mappedFileSizeCommitLog": str(1024 * 1024),

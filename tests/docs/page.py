@@ -8,7 +8,8 @@ them nothing but other marks.  It holds for the whole block, or for the lines th
     <!-- not run: REASON -->                 takes what a test does not have
     <!-- only parsed: REASON -->             takes too long: run with --help, a test with --collect-only
     <!-- exit code: 2 -->                    the page says that the command fails
-    <!-- needs: PROGRAM -->                  left out where that program is not installed
+    <!-- needs: PROGRAM -->                  left out where that program is not installed, as are the blocks behind it
+                                             that use what it began: up to a heading, or a block with a `run` mark
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ COMMANDS = ("sh", "console")
 KINDS = (*COMMANDS, "python", "properties", "yaml", "ini", "json", "text")
 MARKS = ("run", "not run", "only parsed", "exit code", "needs")
 _FENCE = re.compile(r"^( *)```(.*)$")
+_HEADING = re.compile(r"^#+ ")
 _MARK = re.compile(r"^ *<!-- (run|not run|only parsed|exit code|needs)(?:, `([^`]+)`)?: (.+) -->$")
 _OURS = re.compile(r"^\s*(\$ |scripts/\w|mq(admin|broker|namesrv|pipeline|shutdown|console)( |$))", re.M)
 
@@ -44,6 +46,8 @@ class Block:
     number: int
     """The fence's line."""
     kind: str
+    section: str = ""
+    """The heading above it."""
     text: str = ""
     marks: list[Mark] = field(default_factory=list)
 
@@ -70,7 +74,7 @@ def blocks(page: str, text: str) -> list[Block]:
     found: list[Block] = []
     marks: list[Mark] = []
     inside: Block | None = None
-    indent = ""
+    indent = section = ""
     for number, line in enumerate(text.splitlines(), 1):
         fence = _FENCE.match(line)
         if inside is not None:
@@ -82,12 +86,14 @@ def blocks(page: str, text: str) -> list[Block]:
                 inside.text += line.removeprefix(indent) + "\n"
         elif fence:
             indent = fence[1]
-            inside, marks = Block(page, number, fence[2].strip(), marks=marks), []
+            inside, marks = Block(page, number, fence[2].strip(), section, marks=marks), []
         elif mark := _MARK.match(line):
             marks.append(Mark(mark[1], mark[2] or "", mark[3]))
         elif line.strip():
             if marks:
                 raise BadBlock(f"{page}:{number}: a mark stands above no block")
+            if _HEADING.match(line):
+                section = line
             if re.match(rf" *<!-- ({'|'.join(MARKS)})\b", line):
                 raise BadBlock(f"{page}:{number}: not a mark: {line.strip()}")
     if inside is not None:

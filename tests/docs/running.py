@@ -54,12 +54,17 @@ class Session:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.left_out: list[str] = []
+        self._section = self._missing = ""
 
     def block(self, block: Block) -> None:
+        if block.marked("run", "") or block.section != self._section:
+            self._section, self._missing = block.section, ""
         for program in block.marked("needs", ""):
             if shutil.which(program) is None:
-                self.left_out.append(f"{block.place}: not run: there is no {program} here")
-                return
+                self._missing = program
+        if self._missing:
+            self.left_out.append(f"{block.place}: not run: there is no {self._missing} here")
+            return
         for shell in block.marked("run", ""):
             self._given(block, shell)
         if block.kind == "python":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.docs.page import BadBlock, Block, blocks, entries
-from tests.docs.running import parsed_only
+from tests.docs.running import Session, parsed_only
 from tests.docs.transcript import says
 
 
@@ -91,3 +91,27 @@ def test_a_long_command_is_parsed_with_all_its_options() -> None:
     assert parsed_only("scripts/bench_scale --only soak   # long") == "scripts/bench_scale --only soak --help"
     assert parsed_only("A=1 scripts/test tests/x -x") == "A=1 scripts/test tests/x -x --collect-only -q"
     assert parsed_only("pip install '.[spark]'") == "pip install '.[spark]' --dry-run"
+
+
+class NoMachine:
+    """Keeps what it is told to run."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, command: str, _seconds: float) -> tuple[int, str]:
+        self.ran.append(command)
+        return 0, ""
+
+
+def test_what_follows_a_block_whose_program_is_missing_is_left_out_with_it() -> None:
+    page = (
+        "## A\n<!-- needs: nosuchprogram -->\n```sh\nbegin\n```\n```sh\nuse\n```\n"
+        "<!-- run: given -->\n```sh\nown\n```\n## B\n```sh\nother\n```\n"
+    )
+    machine = NoMachine()
+    session = Session(machine)  # type: ignore[arg-type]
+    for one in blocks("a.md", page):
+        session.block(one)
+    assert machine.ran == ["set -e\ngiven\nset +e", "own", "other"]
+    assert session.left_out == [f"a.md:{line}: not run: there is no nosuchprogram here" for line in (3, 6)]
