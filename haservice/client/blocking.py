@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -16,6 +17,8 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from haservice.client.errors import ClientClosed
 from haservice.deadline import Deadline
 from haservice.remoting.loop_thread import LoopClosed, LoopThread
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -58,17 +61,27 @@ class BlockingFace(Generic[C]):
         return self
 
     def close(self) -> None:
-        """Ends running calls, the connections and the thread.  A second call waits for the first one."""
+        """Ends running calls, the connections and the thread.  A second call waits for the first one.
+
+        It takes at most `close_s`.  If its time is over, that is logged, and the rest ends in the background.
+        """
         deadline = Deadline(self.close_s)
         self._closing = True
         if not self._close_lock.acquire(timeout=self.close_s):
-            raise TimeoutError(f"this {type(self).__name__}: another thread's close still runs")
+            self._late("another thread's close still runs")
+            return
         try:
-            if self._thread.open:
-                self._thread.submit(self._inner.close()).result(deadline.remaining)
-            self._thread.close(deadline)
+            try:
+                closed = self._thread.try_call(self._inner.close(), deadline)
+            finally:
+                ended = self._thread.close(deadline)
+            if not (closed and ended):
+                self._late("it is not closed yet")
         finally:
             self._close_lock.release()
+
+    def _late(self, what: str) -> None:
+        logger.warning("close took longer than %g s client=%s: %s", self.close_s, type(self).__name__, what)
 
     def __enter__(self) -> Self:
         try:

@@ -365,12 +365,12 @@ class BlockingClient:
     def close(self, deadline: Deadline | float = 5.0) -> bool:
         """Ends the connections, and its own thread if it has one; calls in flight fail.  May be called twice.
 
-        False if the thread still runs at the deadline.
+        False if the connections or the thread are still there at the deadline: the loop was busy for so long, and
+        ends them as soon as it has its turn.
         """
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
-        if self.thread.open:
-            self.thread.submit(self._client.close()).result(left.remaining)
-        return not self._own or self.thread.close(left)
+        closed = self.thread.try_call(self._client.close(), left)
+        return (not self._own or self.thread.close(left)) and closed
 
     def __enter__(self) -> BlockingClient:
         return self

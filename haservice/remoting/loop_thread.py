@@ -79,6 +79,19 @@ class LoopThread:
                 raise
             raise LoopClosed from None
 
+    def try_call(self, coroutine: Coroutine[Any, Any, object], deadline: Deadline) -> bool:
+        """Runs `coroutine` for an end that must not fail: False if it is not over at the deadline.
+
+        What it raises is raised, but for its being cancelled by the end of the loop.
+        """
+        try:
+            self.submit(coroutine).result(deadline.remaining)
+        except TimeoutError:
+            return False
+        except (LoopClosed, concurrent.futures.CancelledError):
+            pass
+        return True
+
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """A future of what `coroutine` returns.  Raises LoopClosed after `close`."""
         try:

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
 from commitlog.store import Store
 from commitlog.upkeep.retention import DISK_HOLDER
 from haservice.broker.roles import hands as role_hands
-from haservice.broker.roles.actions import Failed, FindOut, Lost, Result, TakeList
+from haservice.broker.roles.actions import (
+    Ask,
+    Failed,
+    FindOut,
+    GatherPledges,
+    LookAtSlaves,
+    Lost,
+    Prove,
+    Pull,
+    Pulled,
+    Result,
+    SendPromote,
+    Slaves,
+    TakeList,
+    TellFollow,
+    Votes,
+    WithResult,
+)
 from haservice.broker.roles.hands import DOUBT_LOOK_SECONDS, DOUBT_SECONDS, RoleHands
-from haservice.broker.roles.peers import PATIENCE_S, Peers
+from haservice.broker.roles.peers import PATIENCE_S, Heard, Peers, ReadLog
 from haservice.errors import RemotingTimeout, RemotingUnreachable
-from haservice.remoting.headers.lineage import EpochBody, LineageBody
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.lineage import (
+    EpochBody,
+    FollowHeader,
+    LineageBody,
+    PledgeHeader,
+    PromoteHeader,
+)
 from haservice.replication.lineage.file import LineageFile
 from tests.broker.test_roles import ME, OTHER, peer
 from tests.support.brokers import node_config
@@ -174,3 +201,59 @@ def test_a_full_disk_and_roles_themselves_do_not_make_a_broker_unwritable(
     assert hands.view().unwritable == ""
     hands.store.log.hold_appends("queues are not complete yet")
     assert hands.view().unwritable == "queues are not complete yet"
+
+
+# -- errors of any kind ---------------------------------------------------------------------------------
+
+PLEDGE = PledgeHeader(epoch=1000, replica_id="s", broker_addr="s:10911")
+PROMOTE = PromoteHeader(min_epoch=1000)
+PROMISED: list[tuple[WithResult, type]] = [
+    (Ask(), Heard),
+    (GatherPledges(("a:1", "b:1"), PLEDGE), Votes),
+    (Pull(SLAVE, 4096, 8192), Pulled),
+    (LookAtSlaves(), Slaves),
+    (SendPromote("s:10911", PROMOTE, 1.0), Lost),
+    (FindOut("s:10911", "s", 1000), Lost),
+    (Prove(SLAVE), Failed),
+]
+
+
+class Breaks(Peers):
+    """Every question to others ends with this error, as if its connections could not be closed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def use(self, work: object) -> NoReturn:
+        raise self.error
+
+    def call(self, addr: str, request: RemotingCommand, timeout_s: float) -> NoReturn:
+        raise self.error
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[ReadLog]:
+        raise self.error
+        yield
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EMFILE, "Too many open files")], ids=repr)
+@pytest.mark.parametrize(("action", "promised"), PROMISED, ids=lambda value: type(value).__name__)
+def test_an_action_that_an_error_ends_gives_the_result_that_it_promises(
+    made: Callable[[Peers], RoleHands],
+    monkeypatch: pytest.MonkeyPatch,
+    action: WithResult,
+    promised: type,
+    error: OSError,
+) -> None:
+    """A machine that stood still for the seconds of a close took the thread role-keeper with it."""
+    monkeypatch.setattr(role_hands, "DOUBT_SECONDS", 0.0)
+    status = SimpleNamespace(status=lambda: Breaks(error).use(None))
+    hands = dataclasses.replace(made(Breaks(error)), master=status)  # type: ignore[arg-type]
+    result = hands.perform(action)
+    assert isinstance(result, promised)
+    if isinstance(result, Lost | Failed) and not isinstance(action, FindOut):
+        assert result.reason
+
+
+def test_a_slave_that_cannot_be_told_whom_to_follow_harms_nobody(made: Callable[[Peers], RoleHands]) -> None:
+    made(Breaks(TimeoutError())).act(TellFollow("s:10911", FollowHeader("m:10911", "m:10912", 1000)))

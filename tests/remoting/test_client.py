@@ -459,6 +459,25 @@ def test_a_blocking_client_serves_many_threads_and_leaves_none(addr: str) -> Non
         client.call(addr, request(ECHO))
 
 
+def test_a_close_that_takes_too_long_says_so_and_hides_no_error(addr: str) -> None:
+    """A machine that stands still for the seconds of a close must not look like a broken disk or a dead peer."""
+    client, turn = BlockingClient(), threading.Event()
+
+    def fails_while_the_loop_stands_still() -> None:
+        with client.apart() as apart:
+            apart.call(addr, request(ECHO))
+            client.thread.loop.call_soon_threadsafe(turn.wait, PATIENCE_S)
+            assert not apart.close(0.05)
+            assert not client.close(0.05)
+            turn.set()
+            raise ValueError("the user's own")
+
+    with pytest.raises(ValueError, match="the user's own"):
+        fails_while_the_loop_stands_still()
+    wait_until(lambda: not client.thread.open, "the thread ends by itself")
+    assert client.close()
+
+
 def test_a_blocking_client_raises_what_a_client_raises(addr: str, closed_addr: str, served: Served) -> None:
     with BlockingClient() as client:
         client.oneway(addr, request(SEEN))

@@ -301,5 +301,26 @@ WithResult = (
     | FindOut
     | Empty
 )
+
+
+def ended_by_error(action: WithResult, reason: str, *, answered: bool) -> Result:
+    """The result of an action that an error ended, of a type that the action promises.
+
+    A request that may have been carried out is lost, not refused.  Who could not be asked has said nothing.
+    """
+    match action:
+        case SendPromote() | FindOut() if not answered:
+            return Lost(reason)
+        case Ask():
+            return Heard()
+        case GatherPledges():
+            return Votes([], [NoVote(addr, reason) for addr in action.addrs])
+        case Pull():
+            return Pulled(action.begin, reason)
+        case LookAtSlaves():
+            return Slaves(())
+    return Failed(reason, answered)
+
+
 Without = Answer | AnswerWith | Refuse | Turn | TakeList | LeaveMaster | SetMaster | TellFollow | Say
 Action = WithResult | Without

@@ -52,6 +52,7 @@ from haservice.broker.roles.actions import (
     Without,
     WithResult,
     Write,
+    ended_by_error,
 )
 from haservice.broker.roles.peer_repair import (
     SIZE_BYTES,
@@ -195,7 +196,7 @@ class RoleHands:
         request = RemotingCommand.request(RequestCode.FOLLOW, action.header.encode())
         try:
             self.peers.call(action.addr, request, TELL_SECONDS)
-        except RemotingError as error:  # the slave hears of it from a nameserver
+        except (OSError, RemotingError, ValueError) as error:  # the slave hears of it from a nameserver
             logger.debug("not told to follow addr=%s reason=%s", action.addr, error)
 
     # -- with a result ------------------------------------------------------------------------------
@@ -204,7 +205,8 @@ class RoleHands:
         try:
             return _PERFORM[type(action)](self, action)
         except (CommitLogError, OSError, ProtocolError, RemotingError, ValueError) as error:
-            return Failed(str(error), answered=isinstance(error, AnswerError))
+            reason = str(error) or type(error).__name__  # a TimeoutError has no words
+            return ended_by_error(action, reason, answered=isinstance(error, AnswerError))
 
     def _ask(self, action: Ask) -> Heard:
         return self.peers.ask(action.also)
