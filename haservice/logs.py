@@ -85,9 +85,12 @@ class StandardErrorFile(RotatingFileHandler):
         if _is_at(Path(self.baseFilename), 2):
             try:
                 super().doRollover()
-            except OSError as error:
-                self.maxBytes = 0
-                logging.getLogger(__name__).warning("the log cannot be rotated reason=%s", error)
+                self.maxBytes = FILE_BYTES
+            except (
+                OSError
+            ) as error:  # one file more that is open, a disk that is full just now: tried again later
+                self.maxBytes += FILE_BYTES
+                logging.getLogger(__name__).warning("the log cannot be rotated yet reason=%s", error)
         elif self.stream is not None:
             self.stream.close()
             self.stream = self._open()

@@ -209,6 +209,8 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("haAllowedSlaves=10.0.0.0/33", "'10.0.0.0/33' is not a network"),
         ("namesrvAddr=127.0.0.1", "'127.0.0.1' is not host:port"),
         ("namesrvAddr=127.0.0.1:9876,127.0.0.2:9876", "neither an IP address nor a host name"),
+        ("namesrvAddr=127.0.0.1:9876;ns1..lan:9876", "no host name that can be looked up (label empty"),
+        ("haMasterAddress=m..lan:10912", "no host name that can be looked up (label empty"),
         ("namesrvAddr=127.0.0.1:0", "port '0' in '127.0.0.1:0' is not within 1 ... 65535"),
         ("haMasterAddress=127.0.0.1:port", "port 'port'"),
         ("bindAddress=1.2.3", "neither an IP address nor a host name"),

@@ -4,6 +4,7 @@
     then       rest until a day after the pass began; if that is over, the next pass follows at once
     a suspect  a record that a reader found damaged, anywhere: checked at once and at any rate, if a record
                begins there, which a walk from record to record shows
+    unreadable what cannot be read is looked at again some seconds later, before it counts as damaged
     a finding  checked twice, then fenced (damage.py) up to the next sound record, and reported
 
 A segment is sealed if it is flushed, dispatched, and not the last.  Pages in the page cache are read there,
@@ -14,11 +15,12 @@ properties, unless the record's fields no longer add up.
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from commitlog.disk.files import Files
@@ -39,6 +41,13 @@ _LOOK_S = 60.0
 # Suspects beyond this many are dropped; readers find them again.
 _SUSPECTS_MAX = 100
 _PAGE_BYTES = 4096
+# What a disk answers for a bad sector, and for a checksum of its file system; other errors say nothing of the bytes.
+_OF_A_BAD_DISK = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA)
+# A page that cannot be read is damaged if it still cannot be read so much later.
+UNREADABLE_AGAIN_S = 10.0
+_UNREADABLE_MAX = 10_000
+# How often a pass looks at what it could not read; each look may find more of it behind what it has fenced.
+_LOOKS_MAX = 10
 # What Form.size_at() looks at.
 _HEAD_BYTES = 8
 
@@ -94,6 +103,8 @@ class Scrub:
         self._pick = pick
         self._signal = Signal()
         self._suspects: set[int] = set()
+        self._unreadable: dict[int, float] = {}
+        """Pages of the log that could not be read, and when that was seen first."""
 
     def run(self, stop: threading.Event) -> None:
         due_s = self._monotonic_s() + _FIRST_PASS_S
@@ -139,7 +150,7 @@ class Scrub:
         fd = self._files.open_to_read(segment.path)
         try:
             edge = self._log.form_at(offset).walk_towards(
-                segment, offset, self._log.fence_at, lambda *place: self._read(fd, *place)
+                segment, offset, self._log.fence_at, lambda *place: self._read(segment, fd, *place)
             )
             if edge <= offset:
                 self._check_damage(segment, fd, edge, min(segment.end, limit))
@@ -152,16 +163,29 @@ class Scrub:
         """Makes one pass; returns how many bytes it read."""
         sealed = self._sealed()
         first = self._pick(len(sealed)) if sealed else 0
+        segments: Sequence[Segment] = (*sealed[first:], *sealed[:first])
         looked = 0
-        for segment in (*sealed[first:], *sealed[:first]):
+        for _ in range(_LOOKS_MAX):
+            read, segments = self._look_over_all(segments, stop)
+            looked += read
+            if not segments or stop.is_set():
+                break
+            self._signal.take(UNREADABLE_AGAIN_S)
+        self.position = -1
+        return looked
+
+    def _look_over_all(self, segments: Sequence[Segment], stop: threading.Event) -> tuple[int, list[Segment]]:
+        """How many bytes were read, and of which segments not all could be."""
+        looked, unread = 0, []
+        for segment in segments:
+            if stop.is_set():
+                break
             try:
                 looked += self._look_over(segment, stop)
             except OSError as error:
                 logger.warning("segment not looked over path=%s reason=%s", segment.path, error)
-            if stop.is_set():
-                break
-        self.position = -1
-        return looked
+                unread.append(segment)
+        return looked, unread
 
     def _sealed(self) -> tuple[Segment, ...]:
         proven = min(self._log.flushed, self._dispatched())
@@ -201,7 +225,7 @@ class Scrub:
         # The fence is read before the bytes: a range that is repaired meanwhile does not count as damaged.
         limit = min(segment.end, fence.begin) if fence is not None else segment.end
         size = min(max(PIECE_BYTES, needed), limit - position)
-        data = self._read(fd, size, position - segment.start)
+        data = self._read(segment, fd, size, position - segment.start)
         done = self._log.form_at(position).scan(data, position, segment.end - position, segment.start)
         following = position + done.position
         if done.blank:
@@ -216,7 +240,7 @@ class Scrub:
         """Fences the damage at `offset`, if it is still there; returns where to go on."""
 
         def read(size: int, position: int) -> bytes:
-            return self._read(fd, size, position)
+            return self._read(segment, fd, size, position)
 
         form = self._log.form_at(offset)
         wanted = form.size_at(read(_HEAD_BYTES, offset - segment.start))
@@ -237,19 +261,38 @@ class Scrub:
             self.on_damage(offset, end, reason)
         return end
 
-    def _read(self, fd: int, size: int, position: int) -> bytes:
-        """The bytes there; zeros for pages that cannot be read, which so count as damaged, too."""
+    def _read(self, segment: Segment, fd: int, size: int, position: int) -> bytes:
+        """The bytes there; zeros for pages that cannot be read, which so count as damaged, too.
+
+        Raises OSError while the fault may pass: a path that fails over, a server that is away, no memory.
+        """
         try:
             return self._files.pread_in_passing(fd, size, position)
         except OSError as error:
+            if error.errno not in _OF_A_BAD_DISK:
+                raise
             logger.error("log cannot be read position=%d bytes=%d reason=%s", position, size, error)
         pages = []
-        at, end = position, position + size
+        at, end, may_pass = position, position + size, None
         while at < end:
             page_bytes = min(_PAGE_BYTES - at % _PAGE_BYTES, end - at)
             try:
                 pages.append(self._files.pread_in_passing(fd, page_bytes, at))
-            except OSError:
+            except OSError as error:
+                if not self._stays_unreadable(segment.start + at - at % _PAGE_BYTES):
+                    may_pass = error
                 pages.append(bytes(page_bytes))
             at += page_bytes
+        if may_pass is not None:
+            raise may_pass
         return b"".join(pages)
+
+    def _stays_unreadable(self, page: int) -> bool:
+        """Whether that page could not be read some time ago either."""
+        now_s = self._monotonic_s()
+        first_s = self._unreadable.get(page)
+        if first_s is None or now_s - first_s > PASS_EVERY_S:
+            if len(self._unreadable) >= _UNREADABLE_MAX:
+                self._unreadable.clear()
+            self._unreadable[page] = first_s = now_s
+        return now_s - first_s >= UNREADABLE_AGAIN_S

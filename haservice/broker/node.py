@@ -331,7 +331,7 @@ class BrokerNode:
         """Once a second, on the loop."""
         parts.server.loop.call_later(TICK_SECONDS, self._tick, parts, count + 1)
         parts.stats.sample()
-        parts.security.poll(parts.server.offload)
+        parts.security.poll(parts.server.offload_quietly)
         parts.store.flusher.expire(time.monotonic())
         parts.durability.sweep()
         parts.long_polling.recheck()  # without a report the mark moves, too: when the last slave goes

@@ -26,6 +26,11 @@ def _host(text: str) -> str:
     # Digits and dots that are no address are a mistyped address, not a host name.
     if not _is_ip(text) and (not HOST.fullmatch(text) or re.fullmatch(r"[0-9.]+", text)):
         raise ValueError("neither an IP address nor a host name")
+    if not _is_ip(text):
+        try:
+            text.encode("idna")  # as whoever looks the name up will
+        except UnicodeError as error:
+            raise ValueError(f"no host name that can be looked up ({error.__cause__ or error})") from None
     return text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from haservice.access.guard import AclGuard
 from haservice.configuration.live_settings import ConfigChange, LiveSettings, file_of
 from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
-from haservice.errors import RequestError
 from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.change_rights import ChangeRights, allowed_of
 from haservice.nameserver.kv_config import KvConfig
@@ -31,6 +29,8 @@ logger = logging.getLogger(__name__)
 # RocketMQ's rhythm of looking for silent brokers.
 FIRST_SCAN_S = 5.0
 SCAN_INTERVAL_S = 10.0
+# A scan that comes so much later than planned judges nobody: words that came meanwhile may not be read yet.
+LATE_S = 2.0
 
 
 class NameserverNode:
@@ -49,6 +49,7 @@ class NameserverNode:
         self._acl = rules_files(config.acl, config.source)
         changes = ChangeRights(self._acl, allowed_of(config))
         # A nameserver without a file of its own stores where RocketMQ's does.
+        self._was_late = False
         self._live = live = LiveSettings[NameserverConfig](
             config,
             path=file_of(config.source) or config.config_store_path,
@@ -130,16 +131,17 @@ class NameserverNode:
     def again(self) -> NameserverNode:
         return NameserverNode(self._config)
 
-    def _offload_quietly(self, function: Callable[[], None]) -> None:
-        with contextlib.suppress(RequestError):  # the pool is full: next time
-            self._server.offload(function)
-
     def _scan_after(self, seconds: float) -> None:
-        self._server.loop.call_later(seconds, self._scan)
+        loop = self._server.loop
+        loop.call_later(seconds, self._scan, loop.time() + seconds)
 
-    def _scan(self) -> None:
-        self._brokers.expire()
+    def _scan(self, due_s: float) -> None:
+        self._scan_after(SCAN_INTERVAL_S)  # first: what fails below fails once
+        if self._server.loop.time() <= due_s + LATE_S or self._was_late:
+            self._was_late = False
+            self._brokers.expire()
+        else:  # this process stood still: what brokers said meanwhile is not read yet
+            self._was_late = True
         for watched in (self._acl, self._tls):
             if watched is not None:
-                self._offload_quietly(watched.poll)
-        self._scan_after(SCAN_INTERVAL_S)
+                self._server.offload_quietly(watched.poll)

@@ -234,6 +234,8 @@ class RemotingClient:
             raise RemotingUnreachable(addr, reason) from None
         except ssl.SSLError as error:
             raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
+        except UnicodeError as error:  # of a host name with an empty or too long label
+            raise RemotingUnreachable(addr, f"not a host name: {error.__cause__ or error}") from None
         except OSError as error:
             # asyncio's own text repeats the address and omits the system's reason.
             number = error.errno or 0

@@ -10,6 +10,7 @@ the listeners, lets pending answers go out, ends the connections, then the loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from haservice.deadline import Deadline
-from haservice.errors import ConfigError
+from haservice.errors import ConfigError, RequestError
 from haservice.remoting.acceptor import Acceptor
 from haservice.remoting.connection import Connection, Outcome, Processor
 from haservice.remoting.dispatch import BatchProcessor, Dispatch, Guard
@@ -158,6 +159,16 @@ class RemotingServer:
         wait.
         """
         return self._pool.submit(function, *args)
+
+    def offload_quietly(self, function: Callable[[], object]) -> None:
+        """As offload(), for what is done again soon: not at all while too many wait, and an error goes to the log."""
+
+        def told(done: asyncio.Future[object]) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                logger.error("a regular look failed what=%s", function, exc_info=error)
+
+        with contextlib.suppress(RequestError):
+            self.offload(function).add_done_callback(told)
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Runs `function` on the loop's thread, from any thread; nothing happens once the server has

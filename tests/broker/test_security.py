@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -21,7 +23,7 @@ from haservice.remoting.signature import sign
 from tests.support.brokers import node_config, send_request
 from tests.support.remoting import Peer
 from tests.support.scraped import get, value_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ADMIN, USER, SECRET = "admins-key", "users-key", "secret-key"
 RULES = f"""\
@@ -248,3 +250,20 @@ def test_sends_that_access_control_refuses_are_counted_and_other_requests_are_no
         assert counted == 3
     finally:
         node.stop()
+
+
+def test_a_look_at_one_kind_of_files_that_fails_hides_no_other(
+    node: BrokerNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Certificates ran out in silence, though new ones lay there, once a look at the accounts had failed."""
+    security, looked = node.parts.security, threading.Event()
+
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(security.acl, "poll", fails)
+    with_tls = dataclasses.replace(security, tls=SimpleNamespace(poll=looked.set))  # type: ignore[arg-type]
+    server = node.parts.server
+    server.call_soon(with_tls.poll, server.offload_quietly)
+    assert looked.wait(PATIENCE_S)
+    wait_until(lambda: "a regular look failed" in caplog.text and "planted" in caplog.text, "it is told")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from commitlog.errors import CorruptRecord, LogNotWritable, NotDamaged, OffsetNotFound, StoreUnreadable
 from commitlog.log.log import CommitLog
 from commitlog.store import Store
+from commitlog.upkeep import scrub
 from commitlog.upkeep.damage import Fence, Fences, decode_fences, encode_fences
 from tests.commitlog.test_store import fill, open_store, placed, queued
 from tests.commitlog.test_truncation import dispatched, edges, feed, running
@@ -406,7 +407,40 @@ def test_only_what_is_sealed_is_looked_at(tmp_path: Path) -> None:
     store.close(clean=False)
 
 
-def test_a_page_that_the_disk_does_not_give_back_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOMEM])
+def test_a_fault_of_reading_that_passes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """A path to the disk that fails over made sound messages damaged, for good."""
+
+    class Away(FailingFiles):
+        left = 0
+
+        def pread_in_passing(self, fd: int, size: int, offset: int) -> bytes:
+            if self.left:
+                self.left -= 1
+                raise OSError(error, "not now")
+            return super().pread_in_passing(fd, size, offset)
+
+    monkeypatch.setattr(scrub, "UNREADABLE_AGAIN_S", 0.05)
+    files = Away()
+    store = open_store(tmp_path, files, segment_bytes=1 << 16, scrub_bytes_per_s=1 << 40)
+    for number in range(100):
+        store.log.append(message(bytes([number]) * 1000))
+    dispatched(store).log.flush()
+    sound = scrubbed(store)
+    files.left = 6  # a piece at once and page by page, and what else is asked meanwhile
+    assert scrubbed(store) == sound
+    assert files.left == 0
+    assert not store.log.damaged
+    store.close()
+
+
+def test_a_page_that_the_disk_does_not_give_back_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrub, "UNREADABLE_AGAIN_S", 0.05)
+
     class BadPage(FailingFiles):
         bad: tuple[int, int] | None = None
 

@@ -15,6 +15,7 @@ from haservice.bounds import EPOCH_MAX
 from haservice.configuration.settings import NameserverConfig
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, RemotingUnreachable
+from haservice.nameserver import node as node_module
 from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.kv_config import KvConfig
 from haservice.nameserver.node import NameserverNode
@@ -36,7 +37,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.lineage import NewestEpochBody
 from haservice.remoting.server import Listener, RemotingServer
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 V1 = DataVersion(counter=1, timestamp=1_700_000_000_000)
 V2 = DataVersion(counter=2, timestamp=1_700_000_000_500)
@@ -279,6 +280,43 @@ def test_a_silent_broker_is_removed_and_hung_up_on(tmp_path: Path) -> None:
     finally:
         peer.client.close()
         server.stop(Deadline(5))
+
+
+def test_a_scan_that_comes_late_takes_no_broker_out(
+    node: NameserverNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause of the process all brokers look silent: what they said meanwhile is not read yet."""
+    judged: list[bool] = []
+    monkeypatch.setattr(node._brokers, "expire", lambda: judged.append(True))
+
+    def scan(late_s: float) -> int:
+        loop = node._server.loop
+        node._server.call_soon(node._scan, loop.time() - late_s)
+        scanned = threading.Event()
+        node._server.call_soon(scanned.set)
+        assert scanned.wait(PATIENCE_S)
+        return len(judged)
+
+    assert [scan(0.0), scan(150.0), scan(150.0), scan(0.0)] == [1, 1, 2, 3]
+
+
+def test_a_scan_that_failed_once_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "FIRST_SCAN_S", 0.01)
+    monkeypatch.setattr(node_module, "SCAN_INTERVAL_S", 0.01)
+    calls: list[int] = []
+
+    def expire() -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise RuntimeError("can't start new thread")
+
+    node = NameserverNode(NameserverConfig("127.0.0.1", 0, tmp_path / "kv" / "kvConfig.json"))
+    monkeypatch.setattr(node._brokers, "expire", expire)
+    node.start()
+    try:
+        wait_until(lambda: len(calls) > 2, "it scans on")
+    finally:
+        node.stop()
 
 
 # ---- what stock clients parse

@@ -487,6 +487,8 @@ def test_a_blocking_client_raises_what_a_client_raises(addr: str, closed_addr: s
             client.call(closed_addr, request(ECHO))
         with pytest.raises(RemotingUnreachable, match="not an address"):
             client.call("nonsense", request(ECHO))
+        with pytest.raises(RemotingUnreachable, match="not a host name"):
+            client.call("ns1..lan:9876", request(ECHO))
     assert len(served.seen) == 1
 
 

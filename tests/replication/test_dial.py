@@ -123,3 +123,13 @@ def test_a_refusal_is_told_at_once(calls: list[socket.socket]) -> None:
     with pytest.raises(ConnectionRefusedError):
         dial(f"127.0.0.1:{port}", Wakeup(), lambda: False)
     assert all(call.fileno() == -1 for call in calls)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_name_that_cannot_be_looked_up_is_an_error_of_the_connection(
+    calls: list[socket.socket], host: str
+) -> None:
+    """It came from a nameserver or a command; as a UnicodeError it ended the slave's thread for good."""
+    with pytest.raises(OSError, match="is no host name"):
+        dial(f"{host}:10912", Wakeup(), lambda: False)
+    assert not calls

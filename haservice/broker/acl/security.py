@@ -10,17 +10,14 @@ An error here ends the start.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from haservice.access.credentials import signing
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
 from haservice.configuration.settings import NodeConfig
-from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.loop_thread import OnFailure
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
@@ -37,18 +34,11 @@ class Security:
     make_client: Callable[[OnFailure], BlockingClient]
     doors: SecureDoors
 
-    def poll(self, offload: Callable[[Callable[[], None]], Any]) -> None:
-        """Looks for changed files about once a second, in the pool of `offload`."""
-        if self.acl is None and self.tls is None and not self.doors.watched:
-            return
-        with contextlib.suppress(RequestError):  # the pool is full: next time
-            offload(self._poll)
-
-    def _poll(self) -> None:
-        for part in (self.acl, self.tls):
+    def poll(self, offload_quietly: Callable[[Callable[[], object]], None]) -> None:
+        """Looks for changed files about once a second, each kind by itself: one that fails hides no other."""
+        for part in (self.acl, self.tls, self.doors if self.doors.watched else None):
             if part is not None:
-                part.poll()
-        self.doors.poll()
+                offload_quietly(part.poll)
 
 
 def security_of(config: NodeConfig) -> Security:

@@ -35,7 +35,10 @@ def dial(address: str, wakeup: Wakeup, is_moot: Callable[[], bool]) -> socket.so
     there were: the other calls end before their handshakes do.
     """
     host, port = parse_address(address)
-    where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError as error:  # of a host name with an empty or too long label
+        raise OSError(errno.EINVAL, f"{host!r} is no host name: {error.__cause__ or error}") from None
     again_s = time.monotonic()
     until_s = again_s + CONNECT_SECONDS
     calls: list[socket.socket] = []
