@@ -8,6 +8,7 @@ nobody stopped it.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -45,8 +46,13 @@ class Service:
         return self._thread.is_alive()
 
     def start(self) -> None:
+        """Raises OSError if the system has no thread to give; then nothing has started."""
         self._started = True
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._started = False
+            raise OSError(errno.EAGAIN, f"thread {self.name}: {error}") from None
 
     def request_stop(self) -> None:
         """Asks the task to end without waiting for it; for an owner that stops several at once."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from haservice.deadline import Deadline
+from haservice.replication.service import HAThreads
 from haservice.service import Service
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Task:
@@ -52,3 +53,15 @@ def test_a_task_that_was_told_to_end_has_not_failed() -> None:
     service.start()
     assert service.stop(Deadline(10))
     assert (heard, service.failed) == ([], None)
+
+
+def test_a_role_that_was_told_to_stop_counts_its_threads_until_they_have_ended() -> None:
+    """The second stop said that all had ended, and a store was closed as clean under a thread that still appended."""
+    let_go = threading.Event()
+    threads = HAThreads()
+    threads.start(Service("ha-client", Task(lambda _: let_go.wait(PATIENCE_S))))
+    assert not threads.stop(Deadline(0.0))
+    assert not threads.stop(Deadline(0.0))
+    let_go.set()
+    assert threads.stop(Deadline(PATIENCE_S))
+    assert threads.stop(Deadline(0.0))

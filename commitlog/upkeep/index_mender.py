@@ -102,6 +102,8 @@ class IndexMender:
         """Rebuilds the file.  Raises OSError or CommitLogError, with the file as before."""
         file.doubtful = False  # one try: a file that cannot be mended is not tried for ever
         files, cuts = self._index.files, self._log.cuts
+        if file not in files:  # retention was quicker
+            return
         number = files.index(file)
         before = files[number - 1] if number else None
         behind = files[number + 1].begin_physical_offset if number + 1 < len(files) else None

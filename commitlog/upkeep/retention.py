@@ -28,6 +28,7 @@ from commitlog.disk.files import Files
 from commitlog.log.segment import Segment
 from commitlog.log.waiters import Signal
 from commitlog.options import LogOptions
+from commitlog.upkeep.unstepped_clock import UnsteppedClock
 
 logger = logging.getLogger(__name__)
 
@@ -151,12 +152,12 @@ class Retention:
         followers: Sequence[Expiring],
         files: Files,
         *,
-        clock_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] | None = None,
         local_hour: Callable[[float], int] = lambda now_s: time.localtime(now_s).tm_hour,
         pause_s: float = _PAUSE_S,
         spread: Sequence[Path] = (),
     ) -> None:
-        """`spread`: over which directories the log is spread."""
+        """`spread`: over which directories the log is spread.  `clock_s`: None for an UnsteppedClock."""
         self.used_ratio: float | None = None
         self.full = False
         self.at_work = threading.Lock()
@@ -168,7 +169,7 @@ class Retention:
         self._log = log
         self._followers = followers
         self._files = files
-        self._clock_s = clock_s
+        self._clock_s = UnsteppedClock() if clock_s is None else clock_s
         self._local_hour = local_hour
         self._pause_s = pause_s
         self._signal = Signal()
@@ -232,6 +233,9 @@ class Retention:
                 self._expire()
         except OSError as error:
             self._tell(f"deletion failed: {error}")
+            return 0
+        except Exception:  # the next pass may do better, and appends that a full disk holds have to be let go
+            logger.exception("a pass of retention failed")
             return 0
         self._trouble = None
         return gone

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 
 from haservice.client.options import Credentials
 from haservice.console.asking import Asker, TooBusy, TooSlow
@@ -98,5 +97,7 @@ class Console:
             self.sessions.expire()
             for visitor in self.visitors.sweep(self.sessions.accounts()):
                 visitor.watch.stop()
-                with suppress(HAServiceError):
+                try:
                     await self.doors.ask(STOP_S, visitor.close_connections)
+                except (HAServiceError, OSError) as error:  # others are to be swept, too
+                    logger.warning("connections of a session that is over were not closed reason=%s", error)

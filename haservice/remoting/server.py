@@ -10,6 +10,7 @@ the listeners, lets pending answers go out, ends the connections, then the loop.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -149,7 +150,7 @@ class RemotingServer:
             closing = asyncio.run_coroutine_threadsafe(self._close_all(left), self._loop)
             try:
                 closing.result(left.remaining + 1.0)
-            except (TimeoutError, asyncio.CancelledError):
+            except (TimeoutError, concurrent.futures.CancelledError):
                 logger.error("connections did not close in time left=%s", len(self._connections))
         stopped = self._service.stop(left if left.remaining > 0 else Deadline(1.0))
         return self._pool.stop(left) and stopped

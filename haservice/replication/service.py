@@ -42,8 +42,6 @@ class HAThreads:
         service.start()
 
     def stop(self, deadline: Deadline) -> bool:
-        """Ends the threads, the last one first.  May be called twice.  False if one is left."""
-        ended = True
-        while self._services:
-            ended &= self._services.pop().stop(deadline)
-        return ended
+        """Ends the threads, the last one first.  May be called again.  False while one is left."""
+        self._services = [service for service in reversed(self._services) if not service.stop(deadline)][::-1]
+        return not self._services

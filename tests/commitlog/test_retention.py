@@ -199,6 +199,22 @@ def test_a_disk_that_does_not_answer_changes_no_mark(
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
+def test_a_pass_that_fails_in_any_way_is_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread ended, and a hold for a full disk stayed although there was room."""
+    bench = Bench(tmp_path)
+
+    def fails() -> None:
+        raise ValueError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.retention, "_expire", fails)
+        assert bench.retention.clean(threading.Event()) == 0
+    assert "planted" in caplog.text
+    assert bench.retention.clean(threading.Event()) >= 0
+
+
 def test_a_file_that_cannot_be_removed_keeps_no_descriptor(tmp_path: Path) -> None:
     log = open_log(tmp_path, files := FailingFiles())
     for _ in range(20):

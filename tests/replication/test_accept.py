@@ -254,22 +254,30 @@ class Scarce:
         return getattr(self._listener, name)
 
 
+@pytest.mark.parametrize("thread", ["ha-read", "ha-write"])
 def test_a_thread_that_cannot_be_had_costs_that_connection_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
+    """A slave whose writer could not be started stayed in sync for ever, though nobody sent it anything."""
+    start = threading.Thread.start
+
+    def no_thread(self: threading.Thread) -> None:
+        if self.name.startswith(thread):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
     log = open_log(tmp_path)
     with master(log) as ha:
         with monkeypatch.context() as patch:
-            patch.setattr("haservice.service.Service.start", _no_thread)
+            patch.setattr(threading.Thread, "start", no_thread)
             with ScriptedSlave(ha.port) as slave:
+                if thread == "ha-write":
+                    slave.report(0)
                 assert slave.closed()
+            wait_until(lambda: not ha.status().slaves, "it is gone")
         with ScriptedSlave(ha.port) as slave:
             slave.report(0)
             wait_until(lambda: [one.state for one in ha.status().slaves] == ["TRANSFER"])
-
-
-def _no_thread(_: object) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_a_start_that_fails_and_a_second_stop_are_harmless(tmp_path: Path) -> None:

@@ -254,7 +254,10 @@ class DelayDelivery:
             queue = self._find_queue(SCHEDULE_TOPIC, queue_id)
             if queue is None or not self._mend(SCHEDULE_TOPIC, queue_id, offset):
                 raise
-            return self._named(queue.read(offset, 1)[0], queue_id, offset)
+            mended = queue.read(offset, 1)
+            if not mended:  # retention was quicker
+                raise
+            return self._named(mended[0], queue_id, offset)
 
     def _named(self, entry: Entry, queue_id: int, offset: int) -> StoredMessage:
         if entry.size < RECORD_BYTES_MIN:

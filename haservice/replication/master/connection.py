@@ -236,8 +236,9 @@ class HAConnection:
             self._patience_s = silence_s(self.slave.heartbeat_ms, self._housekeeping_s)
             self._transport.set_receive_timeout(self._patience_s)
         self.outgoing.open()
-        self._writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
-        self._writer.start()
+        writer = Service(f"ha-write:{self.peer}", _Task(self._write, self._wake_writer))
+        writer.start()
+        self._writer = writer
 
     # -- greeting -----------------------------------------------------------------------------------
 
