@@ -54,6 +54,10 @@ class Status:
     """Whether it appended nothing more: it stopped, or handed over."""
     goes_on: bool = False
     """Whether it may go on without its lease, because failover was paused when it looked."""
+    told: Mapping[str, Mark] = field(default_factory=dict)
+    """The furthest place that each voter's log is known to have had, by what it acknowledged.  A log that comes back
+    with less was put back from an older copy.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class MemberState:
     """It acknowledges nothing, ever again, to a master of this epoch or an older one."""
     is_whole: bool = True
     """Whether its log has all that it ever acknowledged: not after a power cut, until it caught up again."""
+    lost_power: bool = False
+    """Of a log that is not whole: whether a power cut is all that happened to it."""
+    reached: int = -1
+    """The newest epoch whose start its log has reached; -1 if it does not tell."""
     unfit: str = ""
     """Why it cannot become the master, whatever its log has."""
     broker_addr: str = ""
@@ -81,6 +89,11 @@ class MemberState:
     role: str = ""
     state: str = ""
     version: str = ""
+
+    @property
+    def place(self) -> Mark:
+        """How far its log goes.  Whoever has reached an epoch's start has all that was acknowledged before."""
+        return Mark(max(self.reached, self.mark.epoch), self.mark.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from haservice.typed_json import encode
 
 SESSION = OwnSession("b.1/1", 100.0, 5.0)
 VERSIONS = {EPOCH: 7, VOTERS: 8, STATUS: 9, SETTINGS: 10}
+TOLD = {"b": Mark(2000, 50)}
 PAIR = Voters(frozenset("ab"), 1)
 ASYNC = Voters(frozenset("ab"), 0)
 
@@ -78,9 +79,8 @@ def master(
     """Broker b is the master of epoch 2000, and a follows."""
     lease = Leaseholder("b", 2000, SESSION.name)
     found = seen or cluster()
-    found = replace(
-        found, master=lease, epoch=2000, status=Status("b", 2000, 50), versions={**VERSIONS, MASTER: 11}
-    )
+    status, versions = Status("b", 2000, 50, told=TOLD), {**VERSIONS, MASTER: 11}
+    found = replace(found, master=lease, epoch=2000, status=status, versions=versions)
     follows = {"a": Follower(50)} if followers is None else followers
     own = Own(member("b", epoch=2000), opened=2000, counts=found.voters, base=40, followers=follows)
     return replace(LeaseFacts(102.0, own, found, True, SESSION), **more)
@@ -167,7 +167,9 @@ def test_a_master_that_is_to_hand_over_takes_nothing_and_gives_the_lease_once_th
     given = taken(decide(asked(master(), is_held=True)))
     assert (given.deletes, given.bound) == ({MASTER}, {REQUEST})
     assert given.expects.items() >= {MASTER: 11, REQUEST: 12}.items()
-    assert decode({STATUS: Versioned(given.puts[STATUS], 1)}).status == Status("b", 2000, 50, is_final=True)
+    assert decode({STATUS: Versioned(given.puts[STATUS], 1)}).status == Status(
+        "b", 2000, 50, is_final=True, told=TOLD
+    )
 
 
 def test_a_switchover_to_nobody_or_for_too_long_is_dropped_and_the_master_goes_on() -> None:
@@ -264,7 +266,7 @@ def test_who_is_no_voter_takes_no_lease() -> None:
 def test_the_last_master_may_go_on_without_hearing_anybody() -> None:
     facts = three(member("c", end=10))
     assert facts.seen is not None
-    assert why_not(replace(facts, seen=replace(facts.seen, status=Status("b", 1000, 60)))) == ""
+    assert why_not(replace(facts, seen=replace(facts.seen, status=Status("b", 1000, 50)))) == ""
     lost = replace(facts.own, member=replace(facts.own.member, is_whole=False))
     assert "went down" in why_not(replace(facts, own=lost))
 
@@ -450,10 +452,10 @@ def test_a_master_that_goes_on_writes_that_once_more_when_it_takes_the_lease() -
     facts = replace(master(seen, now_s=200.0), seen=seen)
     decision = decide(facts)
     assert decision.actions == (Serve(2000, math.inf),)
-    assert status_in(decision) == replace(goes_on, epoch=3000)
+    assert status_in(decision) == replace(goes_on, epoch=3000, told=TOLD)
     resumed = replace(facts, seen=replace(seen, settings=Settings()))
     assert isinstance(decide(resumed).actions[0], Block)
-    assert status_in(decide(resumed)) == Status("b", 3000, 50)
+    assert status_in(decide(resumed)) == Status("b", 3000, 50, told=TOLD)
 
 
 def test_who_went_on_and_has_not_begun_its_epoch_goes_on_no_more_when_it_gives_the_lease_back() -> None:
@@ -518,7 +520,7 @@ def test_a_clean_stop_leaves_the_true_end_and_no_lease() -> None:
     assert transaction is not None
     assert transaction.deletes == {MASTER}
     status = decode({STATUS: Versioned(transaction.puts[STATUS], 1)}).status
-    assert status == Status("b", 2000, 50, is_final=True)
+    assert status == Status("b", 2000, 50, is_final=True, told=TOLD)
     assert give_back(candidate(cluster())) is None
 
 

@@ -32,9 +32,11 @@ from haservice.coordination.connect import coordinator_at
 from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction
 from haservice.coordination.decision import (
     Action,
+    Alarm,
     AskPromises,
     Block,
     CountBy,
+    Doubt,
     Follow,
     Promote,
     Seal,
@@ -233,6 +235,8 @@ class LeaseKeeper:
             office = self._office
             if isinstance(action, Block):
                 self._block(office, action.why)
+            elif isinstance(action, Alarm):
+                logger.error("this broker becomes the master, and messages may be lost why=%s", action.text)
             elif office is None:
                 return
             elif isinstance(action, Serve):
@@ -241,6 +245,11 @@ class LeaseKeeper:
                 office.count_by(action.voters)
             elif isinstance(action, Seal):
                 self._say_trouble("seal", office.seal(action.epoch))
+            elif isinstance(action, Doubt):
+                logger.error(
+                    "the store is an older copy of itself, it counts for no failover why=%s", action.why
+                )
+                self._say_trouble("doubt", office.doubt(action.epoch))
             elif isinstance(action, Follow):
                 self._say_trouble("follow", office.follow(action.master))
             elif isinstance(action, AskPromises):

@@ -18,7 +18,6 @@ from typing import Any
 
 from commitlog.log.log import wall_clock_ms
 from commitlog.store import Store
-from haservice.bounds import OFFSET_MAX
 from haservice.broker.lease.start import waiting, with_free_id
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
@@ -45,7 +44,13 @@ from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import LineageFile, RoleCommand, lacks_its_log, without_its_log
+from haservice.replication.lineage.file import (
+    LineageFile,
+    RoleCommand,
+    lacks_its_log,
+    without_its_log,
+    without_power,
+)
 from haservice.replication.master.progress import slaves_needed
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
@@ -164,7 +169,7 @@ class RoleStartup:
             flushes_at_once=flushes_at_once(self.config),
         )
         span = LogSpan(log.start, log.end)
-        changes: dict[str, Any] = {"whole_from": OFFSET_MAX} if lost else {}
+        changes = without_power(state, log.end) if lost else {}
         if lacks_its_log(state, span):
             changes = without_its_log(state)
             logger.warning(
