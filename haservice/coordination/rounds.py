@@ -288,7 +288,7 @@ class Rounds:
         facts = self.facts()
         me, seen = facts.own.member, facts.seen
         assert seen is not None
-        if self._has_acted or not me.is_whole or twin(facts) is not None or why_restored(facts):
+        if self._has_acted or not me.is_whole or why_restored(facts):
             return
         if why := why_hurt(seen, me):
             self._host.act(Doubt(seen.epoch, why))

@@ -175,7 +175,7 @@ class Faults:
     def _put_back(self) -> None:
         """The store of a broker is put back from an older copy; the coordinator has heard of what that lacks."""
         node = self._any()
-        if self._world.ended_early or not self._may_lose(node):
+        if self._world.ended_early or not self._copies or not self._may_lose(node):
             return
         node.crash()
         self._after(self._world.draw(0.3, 3.0), lambda: self._put_back_now(node))
@@ -217,6 +217,10 @@ class Faults:
     def _power(self) -> None:
         """All machines go down.  One that has the most finds all of it again."""
         world, nodes = self._world, self._world.nodes
+        ids = decode(world.server.read()).voters.ids
+        hurt = world.emptied or not ids <= {one.id for one in nodes}
+        if hurt and world.source.random() >= LAST_COPIES:
+            return
         most = max(nodes, key=lambda one: one.place)
         for node in nodes:
             node.lose_power(0 if node is most else world.source.randrange(6))

@@ -124,6 +124,10 @@ class World:
         self.nodes = [
             Node(self, name, self.source.uniform(0.97, 1.03)) for name in "abcd"[: self.mode.brokers]
         ]
+        self._begin_to_look()
+        self.faults = Faults(self)
+
+    def _begin_to_look(self) -> None:
         self.verdicts: list[Verdict] = []
         self.count: Counter[str] = Counter()
         self.events: list[history.Event] = []
@@ -136,7 +140,6 @@ class World:
         """Which master told last where his log ends, and where."""
         self._asked_ms = self._numbers = 0
         self.last_ok_s, self.last_ok_epoch = -math.inf, -1
-        self.faults = Faults(self)
 
     # -- for nodes ----------------------------------------------------------------------------------
 
@@ -343,6 +346,7 @@ class World:
             whys = "; ".join(f"{one.name}: {one.rounds.why or one.gate.why_shut}" for one in self.nodes)
             why = f"{len(masters)} masters, last OK {at_s - self.last_ok_s:.0f} s ago: {whys}"
         if why and why_stuck(self):
+            self.note(f"STUCK {why_stuck(self)}: {why}")
             self.count["seeds that wait for an operator"] += 1
         elif why:
             self.broken(Violation.NOT_SETTLED, why)
