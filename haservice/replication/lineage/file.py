@@ -216,6 +216,11 @@ class LineageFile:
         """The machine's present boot, and the mount of the log's disk."""
         self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
         """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
+        if not self.boot:
+            logger.error(
+                "this system tells no boot id, so a start that follows no clean stop counts as one after a power cut"
+                " path=/proc/sys/kernel/random/boot_id"
+            )
         if self.booted_anew:
             self._in_doubt = self.state.lineage.epochs
         if self.is_new:
