@@ -64,7 +64,7 @@ def why_not(facts: LeaseFacts) -> str:
     if is_forced:
         return _why_unsealed(facts, seen)
     if is_last_resort(facts, seen):
-        return _why_longer(facts, seen)
+        return _why_longer_at_all(facts, seen)
     if why := why_hurt(seen, me):
         return why
     if status is not None and status.replica_id == own.id:
@@ -87,19 +87,18 @@ def why_hurt(seen: Cluster, one: MemberState) -> str:
 
 
 def is_last_resort(facts: LeaseFacts, seen: Cluster) -> bool:
-    """Whether we lead although a power cut left too few whole voters: all are connected, and our log is the longest.
+    """Whether we lead although a power cut left too few whole voters: all are connected, and our log is the longest,
+    also of those that are no voters.
 
     A log that was emptied or put back is another matter: what it lacks may be found again, so an operator decides.
     """
-    known = dict[str, KnownVoter]()
-    members = {**seen.members, facts.own.id: facts.own.member}
-    for name in seen.voters.ids & members.keys():
-        one = members[name]
+    known, ids = dict[str, KnownVoter](), seen.voters.ids
+    for name, one in {**seen.members, facts.own.id: facts.own.member}.items():
         hurt = why_hurt(seen, one)
         if one.sealed >= seen.epoch and (not hurt or (one.lost_power and not one.is_whole)):
-            known[name] = KnownVoter(one.place, is_whole=not hurt)
+            known[name] = KnownVoter(one.place, is_whole=not hurt and name in ids)
     needed = seen.voters.quorum if seen.voters.needed else 1
-    return last_resort(seen.voters.ids, needed, known) == facts.own.id
+    return last_resort(ids | known.keys(), needed, known) == facts.own.id
 
 
 def _why_early(facts: LeaseFacts) -> str:
@@ -196,6 +195,14 @@ def _why_longer(facts: LeaseFacts, seen: Cluster) -> str:
     return ""
 
 
+def _why_longer_at_all(facts: LeaseFacts, seen: Cluster) -> str:
+    """A log that does not count has more than one that lost power: there may be messages in it that this one lacks."""
+    longest = max(seen.members.values(), key=lambda one: one.place, default=facts.own.member)
+    if longest.place <= facts.own.member.place:
+        return ""
+    return f"replica {longest.replica_id[:8]} at {longest.broker_addr} has more, and its log does not count"
+
+
 def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
     """For the history."""
     request, status, end = seen.request, seen.status, facts.own.member.mark.end
@@ -216,9 +223,7 @@ def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
 
 def _last_resort_text(facts: LeaseFacts, seen: Cluster) -> str:
     members = {**seen.members, facts.own.id: facts.own.member}
-    ends = ", ".join(
-        f"{name[:8]} {members[name].mark.end}" for name in sorted(seen.voters.ids & members.keys())
-    )
+    ends = ", ".join(f"{name[:8]} {one.mark.end}" for name, one in sorted(members.items()))
     status = seen.status
     told = max((place.end for place in status.told.values()), default=status.end) if status is not None else 0
     lost = max(told - facts.own.member.mark.end, 0)
