@@ -78,10 +78,6 @@ class MemberState:
     """It acknowledges nothing, ever again, to a master of this epoch or an older one."""
     is_whole: bool = True
     """Whether its log has all that it ever acknowledged: not after a power cut, until it caught up again."""
-    lost_power: bool = False
-    """Of a log that is not whole: whether a power cut is all that happened to it."""
-    reached: int = -1
-    """The newest epoch whose start its log has reached; -1 if it does not tell."""
     unfit: str = ""
     """Why it cannot become the master, whatever its log has."""
     broker_addr: str = ""
@@ -89,6 +85,10 @@ class MemberState:
     role: str = ""
     state: str = ""
     version: str = ""
+    lost_power: bool = False
+    """Of a log that is not whole: whether a power cut is all that happened to it."""
+    reached: int = -1
+    """The newest epoch whose start its log has reached; -1 if it does not tell."""
 
     @property
     def place(self) -> Mark:
