@@ -55,7 +55,8 @@ def why_not(facts: LeaseFacts) -> str:
     if seen.settings.paused and request is None:
         return "failover is paused: mqadmin resume"
     if seen.is_new:
-        return "" if own.may_be_first else "no master has been here yet, and this broker is none by its file"
+        none = "no master has been here yet, and this broker is none by its file"
+        return _why_longer(facts, seen) if own.may_be_first else none
     status, is_forced = seen.status, request is not None and request.force
     if status is not None and status.goes_on and status.replica_id != own.id and not is_forced:
         return f"replica {status.replica_id[:8]} may go on without its lease, since failover was paused"

@@ -309,6 +309,15 @@ def test_a_last_master_that_has_less_than_another_one_leaves_it_the_lease() -> N
     assert "replica c at  has more: up to 90" in why_not(candidate(other)), "voter or not"
 
 
+def test_who_is_the_first_by_its_file_is_it_only_if_nobody_connected_has_more() -> None:
+    """Its file may be that of a master that a command replaced."""
+    first = Own(member("b", sealed=-1), may_be_first=True)
+    new = {"epoch": -1, "voters": Voters(), "status": None, "versions": {}}
+    assert why_not(candidate(cluster(member("c", sealed=-1), **new), first)) == ""
+    more = cluster(member("c", 51, sealed=-1), **new)
+    assert "replica c at  has more: up to 51" in why_not(candidate(more, first))
+
+
 def test_who_is_no_voter_takes_the_lease_if_it_has_more_than_the_voters() -> None:
     """The coordinator is one of older voters."""
     voters = Voters(frozenset("ac"), 1)
