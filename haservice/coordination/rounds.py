@@ -138,7 +138,7 @@ class Rounds:
         self._change: VotersChange | None = None
         self._has_acted = False
         """Whether this life has followed or led: a log that comes back with less does so before."""
-        self._alarm = ""
+        self._loud = ""
         self._told: dict[str, Mark] = {}
         """The furthest place of each replica's log that this life has read or heard of: a coordinator that was put
         back from a backup knows less.
@@ -198,10 +198,10 @@ class Rounds:
                 self._gave_back = (self.seen.epoch, self.seen.version(STATUS))
             if commit is not None and STATUS in commit.puts and not self.facts().goes_on:
                 self._fell_back = self.seen.version(STATUS)
-            alarm = self._alarm
+            loud = self._loud
             if commit is not None and (yield Transact(commit)) and not _only_tells(commit):
-                if alarm:
-                    self._host.act(Alarm(alarm))
+                if loud:
+                    self._host.act(Alarm(loud))
                 return 0.0
             if takes:
                 yield from self._publish()
@@ -303,7 +303,7 @@ class Rounds:
 
     def _decide_once(self) -> Decided:
         decision = decide(self.facts(), self._host.now_ms())
-        self.why, self._change, self._alarm = decision.why, decision.change, decision.alarm
+        self.why, self._change, self._loud = decision.why, decision.change, decision.alarm
         self._has_acted |= any(isinstance(one, Follow | Promote) for one in decision.actions)
         for action in decision.actions:
             self._host.act(action)
