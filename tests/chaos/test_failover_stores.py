@@ -178,7 +178,7 @@ def test_if_all_lose_power_the_longest_log_leads_by_itself_and_says_so(mode: Mod
         story = Story(mode, seed)
         best = max(story.world.nodes[1:], key=lambda one: one.place)
         for node in story.world.nodes:
-            node.lose_power(0 if node is best else 3)
+            node.lose_power(0 if node is best else max(3, len(node.log) - len(best.log) + 3))
         story.a.boot()
         story.on(12.0)
         assert not story.a.serves, "the others are silent, and may have more"
