@@ -7,7 +7,7 @@ See docs/failover.md.
 
 from __future__ import annotations
 
-from haservice.coordination.cluster import Cluster, MemberState
+from haservice.coordination.cluster import FOLLOWS, Cluster, MemberState
 from haservice.coordination.facts import LeaseFacts
 from haservice.coordination.voters import Voters
 from haservice.mastership.whole import Evidence, KnownVoter, Place, last_resort, why_not_whole
@@ -79,7 +79,9 @@ def why_not(facts: LeaseFacts) -> str:
 def why_hurt(seen: Cluster, one: MemberState) -> str:
     """Why that log does not count: it lacks what it has acknowledged, or may lack it; "" if it counts."""
     told, status = dict[str, Place](), seen.status
-    if status is not None and (known := status.told.get(one.replica_id)) is not None:
+    if one.state == FOLLOWS:
+        pass  # its log grows, and what it tells of itself may be older than what its master tells of it
+    elif status is not None and (known := status.told.get(one.replica_id)) is not None:
         told["the coordinator"] = known
     elif status is not None and not status.told and status.replica_id == one.replica_id:
         told["the coordinator"] = (one.place.epoch, status.end)  # an older version wrote it

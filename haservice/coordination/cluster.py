@@ -28,6 +28,7 @@ MASTER, EPOCH, VOTERS, STATUS, SETTINGS = "master", "epoch", "voters", "status",
 REQUEST = "request"
 MEMBERS = "members/"
 SWITCHOVER, FAILOVER = "switchover", "failover"
+FOLLOWS = "follows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class MemberState:
     ha_addr: str = ""
     role: str = ""
     state: str = ""
+    """FOLLOWS of a slave that is connected to its master; else for people."""
     version: str = ""
     lost_power: bool = False
     """Of a log that is not whole: whether a power cut is all that happened to it."""

@@ -219,10 +219,6 @@ def why_no_master(seen: Cluster, one: MemberState, request: MasterRequest | None
         }
         members = sealed
         one = sealed.get(one.replica_id, one)
-        if (
-            seen.status is not None
-        ):  # what members tell of themselves is older than what the master told of them
-            seen = replace(seen, status=replace(seen.status, told={}))
     due = request or seen.at(0).request  # one for later has no say before it is handed over
     then = replace(seen, master=None, members=members, request=due)
     return of_facts(then, one, why_restored) or of_facts(then, one, why_not)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from haservice.coordination.cluster import Leaseholder, MemberState
+from haservice.coordination.cluster import FOLLOWS, Leaseholder, MemberState
 from haservice.coordination.coordinator import CoordinatorError, Transaction
 from haservice.coordination.decision import (
     Action,
@@ -249,6 +249,7 @@ class Node:
             reached=self.place.epoch,
             unfit=self.unfit,
             broker_addr=self.name,
+            state=FOLLOWS if self.follows >= 0 else "",
         )
         followers = {
             one.slave.id: Follower(

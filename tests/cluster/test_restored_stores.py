@@ -19,6 +19,7 @@ from haservice.coordination.desk import OperatorDesk
 from haservice.devtools.pair import ScratchPair
 from haservice.replication.lineage.file import LineageFile, decode_state
 from haservice.typed_json import encode
+from tests.admin.asking import run
 from tests.cluster.support import Ask, MakePair, follows, log_end, numbered, send_ok
 from tests.cluster.test_auto_failover import TTL_S, Numbers, has_all, lease, role_of, started
 from tests.support.coordinators import ETCD_MISSING, Server, etcd
@@ -192,5 +193,8 @@ def test_if_both_lose_power_one_leads_by_itself_once_both_are_there_and_says_so(
     )
     assert has_all(ask, pair.addr(leader), numbered(0, 300))
     assert "messages may be lost why=a power cut left too few whole logs" in pair.processes[leader].output()
+    check = run("check", "-n", pair.namesrv_addr)
+    assert "WARNING" in check.output
+    assert "MASTER AFTER A POWER CUT" in check.output
     with OperatorDesk(place_of(place), "DefaultCluster", "broker-a", Keys()) as desk:
         assert "this log is the longest" in desk.history()[-1].why

@@ -295,6 +295,8 @@ def test_who_has_less_than_it_acknowledged_is_not_heard() -> None:
     facts = told_of(three(member("c", end=40)), c=Mark(1000, 45))
     assert "and 1 are" in why_not(facts)
     assert why_not(told_of(facts, c=Mark(1000, 40))) == ""
+    following = told_of(three(member("c", end=40, state="follows")), c=Mark(1000, 45))
+    assert why_not(following) == "", "what it tells of itself is older than what its master tells of it"
 
 
 def test_an_epoch_that_a_log_has_reached_counts_before_its_first_byte() -> None:

@@ -110,6 +110,8 @@ class LeaseKeeper:
         self._leaves = threading.Event()
         self._left = threading.Event()
         self._cause = ""
+        self._alarm = ""
+        """What an operator has to know of how this process became the master."""
         self.figures = LeaseFigures()
         self._asked: queue.Queue[tuple[MasterRequest, Future[bool]]] = queue.Queue(1)
         self._throttle = LogThrottle()
@@ -236,6 +238,7 @@ class LeaseKeeper:
             if isinstance(action, Block):
                 self._block(office, action.why)
             elif isinstance(action, Alarm):
+                self._alarm = action.text
                 logger.error("this broker becomes the master, and messages may be lost why=%s", action.text)
             elif office is None:
                 return
@@ -370,6 +373,7 @@ class LeaseKeeper:
             "leaseCoordinator": self.where,
             "leaseState": f"{state or 'takes messages'}{paused}",
             "leaseWhyNot": rounds.why,
+            "leaseAlarm": self._alarm if facts.own.opened >= 0 else "",
             "leaseMaster": f"{master.broker_addr} epoch {master.epoch}" if master is not None else "",
             "leaseSecondsLeft": f"{self.shown().left_s:.1f}",
             "leaseTakenNotBefore": f"{max(facts.promised_until_s - facts.now_s, 0.0):.1f}",

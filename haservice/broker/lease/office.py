@@ -21,7 +21,7 @@ from haservice.broker.roles.peers import Peers
 from haservice.broker.roles.rules import role_wanted
 from haservice.broker.roles.state import BeginEpoch, Order, SealLog
 from haservice.configuration.settings import BrokerRole, NodeConfig
-from haservice.coordination.cluster import Leaseholder, MemberState
+from haservice.coordination.cluster import FOLLOWS, Leaseholder, MemberState
 from haservice.coordination.facts import Own
 from haservice.coordination.gate import LEASE_HOLDER
 from haservice.coordination.voters import Follower, Voters
@@ -134,7 +134,7 @@ class Office:
             broker_addr=broker.config.broker_addr,
             ha_addr=broker.config.ha_server_addr,
             role=broker.config.broker.role.value,
-            state="master" if opened >= 0 else "follows" if follows >= 0 else "waits",
+            state="master" if opened >= 0 else FOLLOWS if follows >= 0 else "waits",
             version=__version__,
         )
         link = status.master
