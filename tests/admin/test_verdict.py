@@ -244,6 +244,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "EPOCH WITHOUT PROOF, x claims",
     ),
+    "a master that leads since all lost power": (
+        [master(link(), info={"leaseAlarm": "this log is the longest"}), slave()],
+        Severity.WARNING,
+        "MASTER AFTER A POWER CUT, 10.0.0.1:10911: this log is the longest",
+    ),
     "a slave that gets no topics": (
         [master(link()), slave(said={"not_copied": "code 16"})],
         Severity.WARNING,

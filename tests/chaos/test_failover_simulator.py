@@ -49,7 +49,7 @@ def test_no_seed_breaks_a_rule() -> None:
     assert count["acknowledged"] > 100 * SEEDS
     assert count["epochs"] > 2 * SEEDS
     assert count["seeds that wait for an operator"] < SEEDS / 15
-    assert len([name for name in count if name.startswith("times ")]) == 16
+    assert len([name for name in count if name.startswith("times ")]) == 24
 
 
 def test_a_seed_is_the_same_in_every_run() -> None:
@@ -728,7 +728,7 @@ def test_what_a_master_takes_by_a_promise_is_on_its_slave() -> None:
         story.world.cut_off.add("a")
         story.world.coordinator_up = True
         story.serving(story.b)
-        assert story.world.clock.now_s - story.world.last_ok_s < 2.0
+        assert story.world.clock.now_s - story.world.last_ok_s < 4.0
         assert story.world.count["acknowledged and lost in ASYNC_MASTER"] == 0
         story.on(3.0)
         story.ends_well()

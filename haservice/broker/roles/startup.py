@@ -18,8 +18,7 @@ from typing import Any
 
 from commitlog.log.log import wall_clock_ms
 from commitlog.store import Store
-from haservice.bounds import OFFSET_MAX
-from haservice.broker.lease.start import waiting, with_free_id
+from haservice.broker.lease.start import waiting, why_not_first, with_free_id
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.roles.describe import Describe
@@ -45,7 +44,13 @@ from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import LineageFile, RoleCommand, lacks_its_log, without_its_log
+from haservice.replication.lineage.file import (
+    LineageFile,
+    RoleCommand,
+    lacks_its_log,
+    without_its_log,
+    without_power,
+)
 from haservice.replication.master.progress import slaves_needed
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
@@ -133,6 +138,11 @@ class RoleStartup:
             heard = Heard()  # the coordinator has said it, and the time until writes are taken counts
         else:
             heard = peers.ask([handing.broker_addr] if handing is not None else [])
+        if coordinated and self.may_be_first:
+            why = why_not_first(lineage.state, store.log.end, config.broker_addr, heard)
+            self.may_be_first = not why
+            if why:
+                logger.error("it takes no lease of a coordinator that had no master reason=%s", why)
         if coordinated and self.role.role.is_slave:
             self.role = with_free_id(self.role, config.broker_addr, heard)
             config = self.config = in_role(self._file_config, self.role)
@@ -164,7 +174,7 @@ class RoleStartup:
             flushes_at_once=flushes_at_once(self.config),
         )
         span = LogSpan(log.start, log.end)
-        changes: dict[str, Any] = {"whole_from": OFFSET_MAX} if lost else {}
+        changes = without_power(state, log.end) if lost else {}
         if lacks_its_log(state, span):
             changes = without_its_log(state)
             logger.warning(

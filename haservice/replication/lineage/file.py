@@ -137,6 +137,8 @@ class LineageState:
     pledge: Pledge | None = None
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
+    lost_power: bool = False
+    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back."""
     sealed: int = -1
     """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
     joined: int = -1
@@ -149,15 +151,21 @@ class LineageState:
         return self.sealed >= 0 and (epoch <= self.sealed or of_one_promotion(epoch, self.sealed))
 
 
-def without_its_log(state: LineageState) -> dict[str, Any]:
-    """What changes before the log is emptied, or once it is found so.  Until it reaches a master's end again it lacks
-    what it acknowledged, and no master counts for that but of the last epoch in which it did, or of a newer one.
+def without_its_log(state: LineageState, newest: int = -1) -> dict[str, Any]:
+    """What changes before the log is emptied, or once it is found so, or found to be an older copy.  Until it reaches
+    a master's end again it lacks what it acknowledged, and no master counts for that but of the last epoch in which
+    it did, or of a newer one; of `newest`, if that is known to be the last one.
     """
-    last, changes = state.lineage.last, dict[str, Any](whole_from=OFFSET_MAX)
-    if state.joined >= 0 and last is not None:
-        before = last.number // PROMOTION_STEP * PROMOTION_STEP - 1
-        changes["sealed"] = max(state.sealed, before)
+    last, changes = state.lineage.last, dict[str, Any](whole_from=OFFSET_MAX, lost_power=False)
+    epoch = max(last.number if last is not None else -1, newest)
+    if epoch >= 0 and max(state.joined, newest) >= 0:
+        changes["sealed"] = max(state.sealed, epoch // PROMOTION_STEP * PROMOTION_STEP - 1)
     return changes
+
+
+def without_power(state: LineageState, end: int) -> dict[str, Any]:
+    """What changes once a power cut may have taken what was acknowledged, of a log that ends at `end` now."""
+    return {"whole_from": OFFSET_MAX, "lost_power": state.lost_power or end >= state.whole_from}
 
 
 def whole_again_from(whole_from: int, end: int, master_end: int) -> int:
@@ -208,6 +216,11 @@ class LineageFile:
         """The machine's present boot, and the mount of the log's disk."""
         self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
         """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
+        if not self.boot:
+            logger.error(
+                "this system tells no boot id, so a start that follows no clean stop counts as one after a power cut"
+                " path=/proc/sys/kernel/random/boot_id"
+            )
         if self.booted_anew:
             self._in_doubt = self.state.lineage.epochs
         if self.is_new:
@@ -340,6 +353,7 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     members: Any = None
     given: Any = None
     whole_from: int = 0
+    lost_power: bool = False
     sealed: int = -1
     joined: int = -1
     past: list[Any] = []

@@ -187,6 +187,8 @@ class _Judge:
             )
         if master.lineage is not None and master.lineage.unproven:
             yield Finding(Severity.WARNING, "EPOCH WITHOUT PROOF", master.lineage.unproven)
+        if alarm := master.info.get("leaseAlarm"):
+            yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
         yield from self._troubles(master)
         yield from self._replication(master)
