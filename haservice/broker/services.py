@@ -20,7 +20,7 @@ from haservice.broker.metadata.tables import Tables
 from haservice.broker.send.durability import Durability, PutStatus, ReplicaProof, Wait
 from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.live_settings import LiveSettings, file_of
-from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.configuration.settings import BrokerRole, NodeConfig, ReadMark
 from haservice.coordination.gate import Gate
 from haservice.errors import ConfigError
 from haservice.observability.server import check_addr
@@ -108,9 +108,17 @@ def replication_of(
             flush=store.log.flush if flushes else None,
             boundary=lambda: store.dispatcher.position,
             on_failure=on_failure,
-            rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
+            rejoin=Rejoin(
+                _facts(config),
+                lineage,
+                store.log,
+                store,
+                flushes=flushes,
+                takes_marks=config.replication.read_mark is ReadMark.STRICT,
+            ),
             doors=security.doors,
             on_lost=on_lost,
+            on_mark=on_mark,
         )
     return MasterHAService(
         config.replication,

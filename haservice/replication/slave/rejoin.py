@@ -77,12 +77,14 @@ class Rejoin:
         store: ReplicaStore | None,
         *,
         flushes: bool = False,
+        takes_marks: bool = False,
     ) -> None:
         self._facts = facts
         self.lineage = lineage
         self._log = log
         self._store = store
         self._flushes = flushes
+        self._takes_marks = takes_marks
 
     def objection(self, master: MasterHello | None) -> str:
         """Why this master may not be followed, by what was promised; "" if it may.  None: a stock master."""
@@ -115,6 +117,7 @@ class Rejoin:
             self._log,
             state.lineage,
             flushes=self._flushes,
+            takes_marks=self._takes_marks,
             is_appointed=state.joined >= 0,
         )
 
