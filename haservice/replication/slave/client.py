@@ -64,7 +64,8 @@ class HAClient:
     `damage` says what is wrong with us, if anything: then we neither append nor report.  `flush`, if given,
     is called before every report, so that reports speak of flushed bytes.  `boundary` says up to where our
     log is known to be whole records.  With a `rejoin`, masters of ours are greeted.  `objection` says why a
-    master may not be followed, see SlaveSession.  `on_lost` is called when the link to a master of ours has ended.
+    master may not be followed, see SlaveSession.  `on_greeted` gets the address for clients of a master of ours once
+    our log is one with its own; `on_lost` is called when the link to it has ended.
     `shown` is told what a master says to be acknowledged.
     """
 
@@ -83,6 +84,7 @@ class HAClient:
         check: IncomingCheck | None = None,
         objection: Callable[[MasterHello | None], str] = lambda _: "",
         on_lost: Callable[[], None] = lambda: None,
+        on_greeted: Callable[[str], None] = lambda _: None,
         shown: ShownEnd | None = None,
     ) -> None:
         recovered_end = log.end
@@ -106,6 +108,7 @@ class HAClient:
         self._flush = flush
         self._rejoin = rejoin
         self._on_lost = on_lost
+        self._on_greeted = on_greeted
         self._greeted = False  # by a master of ours, over the present link
         self._doors = doors
         self._clock_ms = clock_ms
@@ -320,6 +323,7 @@ class HAClient:
         if self._shown is not None:
             self._shown.rejoined(plan.position, master.acknowledged)
             self._reader.on_mark = self._shown.told
+        self._on_greeted(master.broker_addr)
         logger.info(
             "greeted by master addr=%s plan=%s offset=%d",
             *(self._session.address, plan.step.name, plan.position),

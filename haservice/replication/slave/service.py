@@ -32,7 +32,7 @@ class Log(ReplicaLog, Protocol):
 
 
 class SlaveHAService:
-    """`damage`, `flush`, `boundary`, `rejoin`, `check` and `on_lost` are HAClient's.
+    """`damage`, `flush`, `boundary`, `rejoin`, `check`, `on_lost` and `on_greeted` are HAClient's.
 
     With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers see only flushed bytes.
     `on_mark` is called when STRICT shows more: the master has told that more is acknowledged.
@@ -54,6 +54,7 @@ class SlaveHAService:
         check: IncomingCheck | None = None,
         on_lost: Callable[[], None] = lambda: None,
         on_mark: Callable[[], None] = lambda: None,
+        on_greeted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._log = log
         self._lineage = rejoin.lineage if rejoin is not None else None
@@ -73,6 +74,7 @@ class SlaveHAService:
             check=check,
             objection=rejoin.objection if rejoin is not None else lambda _: "",
             on_lost=on_lost,
+            on_greeted=on_greeted,
             shown=self._shown,
         )
         self._recorder: MasterRecorder | None = None
