@@ -147,6 +147,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             by_voters=gate is not None,
             on_lost=lease.wake if lease is not None else lambda: None,
             on_greeted=slave_sync.greeted,
+            on_cut=tables.end_offsets,
         )
     slave = ha if isinstance(ha, SlaveHAService) else None
     durability = durability_of(config, store, _replica_proof(ha), server, gate)
@@ -179,6 +180,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             events,
             turn=turn_soon,
             announce=registration.announce,
+            epoch_began=tables.end_offsets,
         )
     follow_settings(
         live,

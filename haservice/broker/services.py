@@ -100,6 +100,7 @@ def replication_of(
     by_voters: bool = False,
     on_lost: Callable[[], None] = lambda: None,
     on_greeted: Callable[[str], None] = lambda _: None,
+    on_cut: Callable[[], None] = lambda: None,
 ) -> MasterHAService[Wait] | SlaveHAService:
     """The service of this role.  With SYNC_FLUSH a slave reports only what is on its disk."""
     flushes = flushes_at_once(config)
@@ -116,6 +117,7 @@ def replication_of(
                 lineage,
                 store.log,
                 store,
+                on_cut=on_cut,
                 flushes=flushes,
                 takes_marks=config.replication.read_mark is ReadMark.STRICT,
             ),
@@ -188,6 +190,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         delays=tables.delays,
         on_synced=tables.persistence.soon,
         overdue=Overdue(store.queues.get, tables.delays, levels),
+        keep=tables.keep,
     )
 
 

@@ -135,14 +135,20 @@ class Slave:
             delays=self.delays,
             on_synced=self.count,
             overdue=lambda: self.delayed_are_due,
+            keep=self.keep,
             retry_s=0.05,
         )
+        self.kept: dict[str, bytes] = {}
         self.delayed_are_due = False
         self.client = BlockingClient()
         self.task = self.client.task("slave-sync", self.sync.run)
 
     def count(self) -> None:
         self.synced += 1
+
+    def keep(self, name: str, content: bytes) -> str:
+        self.kept[name] = content
+        return f"config/{name}.before"
 
     def sync_again(self) -> None:
         """One more pass, begun after this call."""
@@ -464,6 +470,39 @@ def test_delay_offsets_are_followed_while_delayed_messages_are_delivered(slave: 
             master.delays = {3: offset}
             wait_until(lambda offset=offset: slave.delays.table == {3: offset}, "soon")  # type: ignore[misc]
         assert (slave.synced, master.asked) == (1, 1), "and nothing else is asked for"
+
+
+def test_a_table_that_loses_most_of_its_entries_is_kept(
+    slave: Slave, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that began without its files lacks all; one whose topics were deleted one by one does not."""
+    with master_at() as (master, addr):
+        names = [f"T{number}" for number in range(8)]
+
+        def have(count: int, version: int) -> None:
+            topics = {name: topic_config(name, 4, 6) for name in names[:count]}
+            master.topics = TopicConfigWrapper(DataVersion(version, 1), topics)
+            groups = {name: GroupConfig(name, retry_max_times=7) for name in names[:count]}
+            master.groups = SubscriptionGroupWrapper(DataVersion(version, 1), groups)
+
+        have(8, 1)
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced)
+        have(4, 2)
+        slave.sync_again()
+        assert slave.kept == {}, "four of eight are no more than half"
+        have(1, 3)
+        slave.sync_again()
+        wait_until(lambda: [topic.topic_name for topic in slave.topics] == ["T0"])
+    kept = TopicConfigWrapper.decode(slave.kept["topics.json"])
+    assert sorted(kept.topic_config_table) == names[:4]
+    groups = SubscriptionGroupWrapper.decode(slave.kept["subscriptionGroup.json"])
+    assert set(names[:4]) <= set(groups.subscription_group_table)
+    texts = [text for text in caplog.messages if "lacks most" in text]
+    assert [text.partition("name=")[2] for text in texts] == [
+        "topics.json ours=4 lost=3 kept=config/topics.json.before",
+        "subscriptionGroup.json ours=4 lost=3 kept=config/subscriptionGroup.json.before",
+    ]
 
 
 async def _some_turns() -> None:

@@ -24,11 +24,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
-from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.groups.subscription_groups import SYSTEM_GROUPS, Groups
 from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
@@ -97,10 +97,12 @@ class SlaveSync:
         delays: DelayTable,
         on_synced: Callable[[], None] = lambda: None,
         overdue: Callable[[], bool] = lambda: False,
+        keep: Callable[[str, bytes], str] = lambda name, content: "",
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written.  `overdue` says
-        whether the master has delivered delayed messages that we do not know to be delivered."""
+        whether the master has delivered delayed messages that we do not know to be delivered.  `keep` writes
+        down a table that is about to be lost, by its file's name, and returns where; it may raise OSError."""
         self._own_addr = own_addr
         self._topics = topics
         self._offsets = offsets
@@ -108,6 +110,7 @@ class SlaveSync:
         self._groups = groups
         self._on_synced = on_synced
         self._overdue = overdue
+        self._keep = keep
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass
@@ -293,7 +296,10 @@ class SlaveSync:
         body = await _fetch_changed(client, addr, code, self._topics.data_version)
         digest = digest_of(body or b"")
         if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
-            self._topics.replace_all(TopicConfigWrapper.decode(body))
+            theirs, ours = TopicConfigWrapper.decode(body), self._topics.wrapper()
+            names = {name for name in ours.topic_config_table if not self._topics.is_system(name)}
+            await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
+            self._topics.replace_all(theirs)
             self._taken[code] = (digest, self._topics.data_version)
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
@@ -322,8 +328,29 @@ class SlaveSync:
         body = await _fetch_changed(client, addr, code, self._groups.data_version)
         digest = digest_of(body or b"")
         if body is not None and self._taken.get(code) != (digest, self._groups.data_version):
-            self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
+            theirs, ours = SubscriptionGroupWrapper.decode(body), self._groups.wrapper()
+            names = set(ours.subscription_group_table) - set(SYSTEM_GROUPS)
+            await self._keep_lost(
+                "subscriptionGroup.json", names, theirs.subscription_group_table, ours.encode
+            )
+            self._groups.replace_all(theirs)
             self._taken[code] = (digest, self._groups.data_version)
+
+    async def _keep_lost(
+        self, name: str, ours: Set[str], theirs: Mapping[str, object], encode: Callable[[], bytes]
+    ) -> None:
+        """Keeps our table if the master's lacks most of it: a master may have begun without its files."""
+        gone = sum(one not in theirs for one in ours)
+        if gone * 2 <= len(ours):
+            return
+        try:
+            kept = await asyncio.to_thread(lambda: self._keep(name, encode()))
+        except OSError as error:
+            kept = f"nowhere: {error}"
+        logger.error(
+            "the master lacks most of what we have, its table is taken name=%s ours=%d lost=%d kept=%s",
+            *(name, len(ours), gone, kept),
+        )
 
     def _warn(self, addr: str, error: Exception) -> None:
         hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""

@@ -67,7 +67,10 @@ class ReplicaStore(Protocol):
 
 
 class Rejoin:
-    """A slave's part in greetings, for all its connections.  Owned by ha-client."""
+    """A slave's part in greetings, for all its connections.  Owned by ha-client.
+
+    `on_cut` is called when the log, and the queues, have lost what the master does not have.
+    """
 
     def __init__(
         self,
@@ -76,9 +79,11 @@ class Rejoin:
         log: ReplicaLog,
         store: ReplicaStore | None,
         *,
+        on_cut: Callable[[], None] = lambda: None,
         flushes: bool = False,
         takes_marks: bool = False,
     ) -> None:
+        self._on_cut = on_cut
         self._facts = facts
         self.lineage = lineage
         self._log = log
@@ -134,6 +139,7 @@ class Rejoin:
                 plan.lost_bytes,
                 kept,
             )
+            self._on_cut()
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
         assert self._log.end == plan.position, (self._log.end, plan)
