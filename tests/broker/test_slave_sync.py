@@ -473,7 +473,7 @@ def test_delay_offsets_are_followed_while_delayed_messages_are_delivered(slave: 
 
 
 def test_a_table_that_loses_most_of_its_entries_is_kept(
-    slave: Slave, caplog: pytest.LogCaptureFixture
+    slave: Slave, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A master that began without its files lacks all; one whose topics were deleted one by one does not."""
     with master_at() as (master, addr):
@@ -494,8 +494,10 @@ def test_a_table_that_loses_most_of_its_entries_is_kept(
         have(1, 3)
         slave.sync_again()
         wait_until(lambda: [topic.topic_name for topic in slave.topics] == ["T0"])
-    kept = TopicConfigWrapper.decode(slave.kept["topics.json"])
-    assert sorted(kept.topic_config_table) == names[:4]
+    (tmp_path / "again.json").write_bytes(slave.kept["topics.json"])
+    again = TopicTable(BrokerConfig(broker_name="a"), PersistedFile(tmp_path / "again.json"))
+    again.load()
+    assert {topic.topic_name for topic in again} >= set(names[:4]), "a broker starts with it"
     groups = SubscriptionGroupWrapper.decode(slave.kept["subscriptionGroup.json"])
     assert set(names[:4]) <= set(groups.subscription_group_table)
     texts = [text for text in caplog.messages if "lacks most" in text]
