@@ -915,7 +915,14 @@ def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     assert f"NOTE: {slave.addr} has {lax}, and {master.addr} {strict}" in result.stderr
 
 
-@pytest.mark.parametrize("promise", ["flushDiskType=SYNC_FLUSH, inSyncReplicas=2", ""])
+@pytest.mark.parametrize(
+    "promise",
+    [
+        "flushDiskType=SYNC_FLUSH, inSyncReplicas=2",
+        "flushDiskType=SYNC_FLUSH, inSyncReplicas=2, haReadMark=STRICT",
+        "",
+    ],
+)
 def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: str) -> None:
     same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
     master = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", promise=same)

@@ -87,6 +87,25 @@ def test_a_master_by_a_command_that_is_over_starts_as_a_slave(start: Start, clie
     assert (state.command, state.lineage.epochs[-1].number) == (None, 1000)
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_master_whose_epoch_begins_sets_offsets_of_lost_messages(
+    start: Start, client: BlockingClient, begins: bool
+) -> None:
+    """Else they are kept: the log that they were made on may be mounted again."""
+    node = start()
+    assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SUCCESS
+    for group, offset in (("Ahead", 7), ("Level", 1)):
+        node.offsets.commit(group, "Topic", 0, offset)
+    node.stop()
+    end, file = node.store.log.end, LineageFile(node.config.log.root)
+    if begins:
+        own = file.state.replica_id
+        file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(1000, end, own))))
+    node = start()
+    assert (node.store.log.end, node.standing.state.held) == (end, "")
+    assert [node.offsets.query(group, "Topic", 0) for group in ("Ahead", "Level")] == [1 if begins else 7, 1]
+
+
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_broker_whose_log_was_removed_counts_for_no_failover_before_it_has_caught_up(
     start: Start, client: BlockingClient, is_gone: bool

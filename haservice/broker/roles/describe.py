@@ -80,7 +80,12 @@ class Describe:
 def _promise(config: NodeConfig) -> str:
     """With inSyncReplicas=1 a SYNC_MASTER waits for one slave, as with 2."""
     replicas = max(2, config.replication.in_sync_replicas)
-    return f"flushDiskType={config.log.flush_disk_type.value}, inSyncReplicas={replicas}"
+    parts = (
+        f"flushDiskType={config.log.flush_disk_type.value}",
+        f"inSyncReplicas={replicas}",
+        f"haReadMark={config.replication.read_mark.value}",
+    )
+    return ", ".join(parts)
 
 
 def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:

@@ -69,6 +69,15 @@ class OpenedRole:
     peers: Peers
     state: RoleState
 
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether nothing was appended yet in our own last epoch, and nothing has to be taken back before."""
+        kept, end = self.lineage.state, self.store.log.end
+        last = kept.lineage.last
+        if last is None or last.master != kept.replica_id or self.role.role.is_slave:
+            return False
+        return last.start == end > 0 and not self.state.held
+
 
 class RoleStartup:
     """`config` is the node's in the role in force, `role` why; `state` is as far as it is known by now."""
@@ -265,9 +274,10 @@ class RoleKeeper:
         *,
         turn: Callable[[str], None],
         announce: Callable[[], None],
+        epoch_began: Callable[[], None],
     ) -> None:
         """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
-        have something to hear.
+        have something to hear, `epoch_began` once an epoch has begun on a running master.
         """
         self.role = opened.role
         self.lineage = opened.lineage
@@ -292,6 +302,7 @@ class RoleKeeper:
             describe=self.describe,
             master=ha if isinstance(ha, MasterHAService) else None,
             slave=ha if isinstance(ha, SlaveHAService) else None,
+            epoch_began=epoch_began,
         )
         if opened.state.held:
             hands.hold(opened.state.held)

@@ -10,6 +10,7 @@
     command       a role given by command, until the properties file asks for another one
     sealed        no master of this epoch, or of an older one, gets an ack of ours any more; see docs/failover.md
     joined        the newest epoch that a coordinator has told us
+    acknowledged  of a slave: up to where its masters have told that its log is acknowledged, see slave/shown_end.py
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
 It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
@@ -143,6 +144,8 @@ class LineageState:
     """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
     joined: int = -1
     """The newest epoch that was read in a coordinator; -1 if none ever was."""
+    acknowledged: int = 0
+    """Below here consumers may read this broker as a slave with haReadMark=STRICT."""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
 
@@ -256,6 +259,7 @@ class LineageFile:
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
             whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"])
             changes |= {"pledge": pledge, "whole_from": whole_from, "given": ReplicaList()}
+            changes["acknowledged"] = min(self.state.acknowledged, end)
             return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
@@ -275,14 +279,17 @@ class LineageFile:
             known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
             self._replace(replicas=_newest(known))
 
-    def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
-        """Notes that the master's log goes up to `end`, as heard in this lineage; ignored in another one.
+    def heard_master(
+        self, lineage: Lineage, end: int, heard_ms: int, acknowledged: int | None = None
+    ) -> None:
+        """Notes that the master's log goes up to `end`, and is acknowledged up to `acknowledged` if it told that.
 
-        Raises OSError.
+        As heard in this lineage; ignored in another one.  Raises OSError.
         """
         with self._lock:
             if lineage == self.state.lineage:
-                self._replace(master_end=end, master_heard_ms=heard_ms)
+                told = self.state.acknowledged if acknowledged is None else acknowledged
+                self._replace(master_end=end, master_heard_ms=heard_ms, acknowledged=told)
 
     def started(self) -> None:
         """Notes the present boot and mount: the next start compares with these for booted_anew."""
@@ -356,6 +363,7 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     lost_power: bool = False
     sealed: int = -1
     joined: int = -1
+    acknowledged: int = 0
     past: list[Any] = []
     pledge: Pledge | UnsetType | None = None
     command: RoleCommand | UnsetType | None = None

@@ -53,7 +53,7 @@ class Greets:
 
 
 class Greeter:
-    """`connections` gives the present connections, oldest first."""
+    """`connections` gives the present connections, oldest first; `acknowledged` is MasterGreeting's."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Greeter:
         in_sync: InSync,
         connections: Callable[[], Sequence[HAConnection]],
         doors: SecureDoors | None,
+        acknowledged: Callable[[], int],
     ) -> None:
+        self._acknowledged = acknowledged
         self._greets = greets
         self._role = role
         self._log = log
@@ -90,6 +92,7 @@ class Greeter:
             objection=lambda slave: self._why_taken(slave, peer),
             members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
             is_appointed=lineage.state.joined >= 0,
+            acknowledged=self._acknowledged,
         )
 
     def greeted(self, connection: HAConnection, answer: GreetingAnswer) -> None:
@@ -126,6 +129,13 @@ class Greeter:
             reported = connection.progress.reported
             offset = reported if reported >= 0 else connection.slave.position
             self.recorder.left(connection.slave.replica_id, offset, self._in_sync.heard_ms(connection))
+
+    def forget_lost_acks(self) -> None:
+        """Call it at the start: of what this broker was told as a slave, its log may have lost the end, and other
+        bytes take that place now.  Raises OSError."""
+        lineage, end = self._greets.lineage, self._log.end
+        if lineage.state.acknowledged > end:
+            lineage.update(acknowledged=end)
 
     # -- the list of replicas -----------------------------------------------------------------------
 

@@ -105,6 +105,7 @@ def span_of(log: GreetedLog) -> LogSpan:
 class MasterGreeting:
     """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its epochs.
 
+    `acknowledged` gives up to where the log has the acks that an OK takes; None tells nobody.
     `objection(slave)` may say why this slave may not come now, for a reason that its hello does not show.
     `members(slave)` gives the list of replicas with this slave on it, written down; None keeps no list.
     `is_appointed` is plan()'s.
@@ -121,8 +122,10 @@ class MasterGreeting:
         objection: Callable[[SlaveHello], str] = lambda _: "",
         members: Callable[[SlaveHello], ReplicaList] | None = None,
         is_appointed: bool = False,
+        acknowledged: Callable[[], int] | None = None,
     ) -> None:
         self._is_appointed = is_appointed
+        self._acknowledged = acknowledged
         self._nonce = nonce
         self._objection = objection
         self._members = members
@@ -154,6 +157,7 @@ class MasterGreeting:
             nonce=self._nonce(),
             heartbeat_ms=self._facts.heartbeat_ms,
             software=self._facts.software,
+            acknowledged=self._acknowledged() if self._acknowledged is not None else -1,
         )
         return greeting_bytes(HELLO_OFFSET, self.said.encode())
 
@@ -242,8 +246,8 @@ class MasterGreeting:
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `is_appointed` is
-    plan()'s.
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `takes_marks`: it
+    wants to be told how far the log is acknowledged; `is_appointed` is plan()'s.
     """
 
     def __init__(
@@ -254,9 +258,11 @@ class SlaveGreeting:
         lineage: Lineage,
         *,
         flushes: bool = False,
+        takes_marks: bool = False,
         is_appointed: bool = False,
     ) -> None:
         self._is_appointed = is_appointed
+        self._takes_marks = takes_marks
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
@@ -323,6 +329,7 @@ class SlaveGreeting:
             heartbeat_ms=self._facts.heartbeat_ms,
             software=self._facts.software,
             keeps_list=True,
+            takes_marks=self._takes_marks,
         )
         return slave_hello_block(hello.encode())
 
