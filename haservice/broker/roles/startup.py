@@ -32,6 +32,7 @@ from haservice.broker.roles.rules import (
     command_that_counts,
     in_role,
     may_have_lost_what_it_acknowledged,
+    original_of,
     role_in_force,
 )
 from haservice.broker.roles.state import Begin, RoleState, Who
@@ -118,6 +119,7 @@ class RoleStartup:
             file_config.ha_server_addr,
             slaves_needed(file_config.replication.in_sync_replicas),
             f"mqadmin failover -b {name} --to {addr} --force",
+            str(file_config.log.log_path),
         )
         self.state = RoleState(who, heard=heard)
 
@@ -184,7 +186,7 @@ class RoleStartup:
         )
         span = LogSpan(log.start, log.end)
         changes = without_power(state, log.end) if lost else {}
-        if lacks_its_log(state, span):
+        if lacks_its_log(state, span) or store.recovery.had_end > log.end:
             changes = without_its_log(state)
             logger.warning(
                 "the log lacks what this broker had; it counts for no failover before it has caught up end=%d",
@@ -203,6 +205,8 @@ class RoleStartup:
             booted_anew=lineage.booted_anew,
             flushes_at_once=flushes_at_once(self.config),
             sync_master=self.role.role is BrokerRole.SYNC_MASTER,
+            had_end=store.recovery.had_end,
+            has_own_marks=store.checkpoint.positions.known is not None,
         )
         hands = RoleHands(
             self.config,
@@ -348,10 +352,9 @@ def _remembered(lineage: LineageFile) -> list[str]:
 
 
 def _is_copy(config: NodeConfig, lineage: LineageFile, heard: Heard) -> bool:
-    """Whether our store is a copy of a running broker's: then its replica id is not ours."""
-    own_id, own_addr = lineage.state.replica_id, config.broker_addr
-    for one in heard.peers:
-        if one.replica_id == own_id and one.broker_addr != own_addr:
-            logger.warning("the store is a copy, this broker gets an id of its own of=%s", one.broker_addr)
-            return True
-    return False
+    original = original_of(
+        lineage.state.replica_id, config.broker_addr, heard.peers, is_slave=config.broker.role.is_slave
+    )
+    if original:
+        logger.warning("the store is a copy, this broker gets an id of its own of=%s", original)
+    return bool(original)

@@ -171,14 +171,14 @@ def without_power(state: LineageState, end: int) -> dict[str, Any]:
     return {"whole_from": OFFSET_MAX, "lost_power": state.lost_power or end >= state.whole_from}
 
 
-def whole_again_from(whole_from: int, end: int, master_end: int) -> int:
-    """`whole_from` of a slave whose log ends at `end`, once it follows a master.
+def whole_again_from(whole_from: int, end: int, master_end: int, acked: int = -1) -> int:
+    """`whole_from` of a slave whose log ends at `end`, once it follows a master, who remembers acks up to `acked`.
 
     The master has what may be lost here, so the log is whole again at the end of the master's.  From then on it stays
     whole, however far it is behind at its next connection.  The mark stays, too: a machine that goes down may take
     what had come by then.
     """
-    return master_end if end < whole_from else whole_from
+    return master_end if end < max(whole_from, acked) else whole_from
 
 
 def lacks_its_log(state: LineageState, log: LogSpan) -> bool:
@@ -242,10 +242,13 @@ class LineageFile:
                 raise ListChanged("the list of replicas has changed just now; try again")
             return self._replace(**changes)
 
-    def followed(self, lineage: Lineage, *, end: int, cut: bool = False, **changes: Any) -> LineageState:
+    def followed(
+        self, lineage: Lineage, *, end: int, cut: bool = False, acked: int = -1, **changes: Any
+    ) -> LineageState:
         """As update(), for a slave that follows a master with this lineage.  A pledge to one of its epochs,
         or to an older one, is over; a pledge given at the same time to another epoch stands.  `end` is where
-        our log ends.  `cut`: the slave had to cut bytes first.  Raises OSError.
+        our log ends, `acked` how far our acks went, as the master remembers.  `cut`: the slave had to cut bytes
+        first.  Raises OSError.
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
@@ -257,7 +260,7 @@ class LineageFile:
                 and self.state.lineage.last not in self._in_doubt
             ):
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
-            whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"])
+            whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"], acked)
             changes |= {"pledge": pledge, "whole_from": whole_from, "given": ReplicaList()}
             changes["acknowledged"] = min(self.state.acknowledged, end)
             return self._replace(lineage=lineage, **changes)
@@ -274,10 +277,22 @@ class LineageFile:
     def saw_all(self, replicas: Mapping[str, Replica]) -> None:
         """As saw(), with one write for all."""
         with self._lock:
-            known = {**self.state.replicas, **replicas}
+            known = {
+                **self.state.replicas,
+                **{name: self._furthest(name, one) for name, one in replicas.items()},
+            }
             gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
             known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
             self._replace(replicas=_newest(known))
+
+    def _furthest(self, replica_id: str, now: Replica) -> Replica:
+        """Its acks stay known: a slave whose log was put back from an older copy hears of them."""
+        known = self.state.replicas.get(replica_id)
+        return (
+            now
+            if known is None or known.offset <= now.offset
+            else msgspec.structs.replace(now, offset=known.offset)
+        )
 
     def heard_master(
         self, lineage: Lineage, end: int, heard_ms: int, acknowledged: int | None = None

@@ -91,9 +91,14 @@ class Greeter:
             lambda: lineage.state.lineage,
             objection=lambda slave: self._why_taken(slave, peer),
             members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
+            acked=self._acked,
             is_appointed=lineage.state.joined >= 0,
             acknowledged=self._acknowledged,
         )
+
+    def _acked(self, slave: SlaveHello) -> int:
+        known = self._greets.lineage.state.replicas.get(slave.replica_id)
+        return known.offset if known is not None else -1
 
     def greeted(self, connection: HAConnection, answer: GreetingAnswer) -> None:
         """Called before the slave is answered."""

@@ -151,6 +151,7 @@ class Rejoin:
             master_heard_ms=wall_clock_ms(),
             members=greeting.members,
             cut=plan.lost_bytes > 0,
+            acked=greeting.acked,
         )
 
     def follow_stock(self) -> None:

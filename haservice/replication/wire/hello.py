@@ -187,16 +187,19 @@ class Verdict:
     """Whether the slave may go on as it said; if not, why, and whether to ask again soon.
 
     `members` is the list of replicas that the slave has to write down before its first report; masters before
-    0.5 send an empty one.
+    0.5 send an empty one.  `acked` is how far this slave's acks went by what the master wrote down; -1 if nothing.
     """
 
     accepted: bool
     reason: str = ""
     again: bool = False
     members: ReplicaList = ReplicaList()  # noqa: RUF009 - frozen
+    acked: int = -1
 
     def encode(self) -> bytes:
-        said = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        said: dict[str, Any] = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        if self.acked >= 0:
+            said["acked"] = self.acked
         return orjson.dumps({**said, "members": encode_members(self.members)})
 
     @classmethod
@@ -204,7 +207,8 @@ class Verdict:
         """Raises ProtocolError."""
         said = _object(body, "the master's verdict")
         accepted, again = said.get("accepted") is True, said.get("again") is True
-        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")))
+        acked = _number(said, "acked") if "acked" in said else -1
+        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")), acked)
 
 
 def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:
