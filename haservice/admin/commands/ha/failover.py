@@ -28,6 +28,7 @@ from haservice.admin.commands.ha.replicas import (
     unheard,
     unlisted_notes,
     unsafe,
+    unwitnessed_note,
     way_out,
     way_past_unheard_epoch,
 )
@@ -291,7 +292,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
         lines += bound.splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
-    lines += (*late_beginnings(topology, [candidate]), *damages(topology))
+    lines += (*unwitnessed_note(candidate), *late_beginnings(topology, [candidate]), *damages(topology))
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(
