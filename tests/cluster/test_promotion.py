@@ -291,7 +291,9 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     assert_equal_logs(pair, ask, pair.slave_addr)
 
 
-def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePair, admin: Ask) -> None:
+def test_a_slave_that_its_file_makes_a_master_is_counted_as_one_that_is_promoted(
+    make_pair: MakePair, admin: Ask
+) -> None:
     pair = make_pair()
     ask = admin(pair)
     start_with_topic(pair, ask)
@@ -303,6 +305,11 @@ def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePai
     pair.start_broker("broker-a-s", brokerRole="SYNC_MASTER", brokerId="0")
     found = lineage(ask, pair.slave_addr)
     assert found is not None
+    assert "epoch 1 was another broker's" in found.held
+    assert found.held.endswith(f"mqadmin failover -b broker-a --to {pair.slave_addr}")
+    (refused,) = send(pair.slave_addr, [b"too early"])
+    assert refused.status == "SERVICE_NOT_AVAILABLE"
+    found = promote(ask, pair.slave_addr, min_epoch=1000, why="as the text says")
     assert [(one.epoch, one.start) for one in found.epochs] == [(1, 0), (1000, end)]
     assert found.epoch_master == found.replica_id
     assert (found.role, found.role_from) == ("SYNC_MASTER", "file")
@@ -335,7 +342,8 @@ def test_a_role_by_command_stands_until_the_file_says_another_one(make_pair: Mak
     pair.start_broker("broker-a", brokerRole="ASYNC_MASTER", brokerId="0")
     found = lineage(ask, pair.master_addr)
     assert found is not None
-    assert (found.role, found.role_from, found.epoch) == ("ASYNC_MASTER", "file", 2000)
+    assert (found.role, found.role_from, found.epoch) == ("ASYNC_MASTER", "file", 1000)
+    assert "epoch 1000 was another broker's" in found.held
     assert "is dropped" in pair.processes["broker-a"].output()
 
 
