@@ -160,10 +160,15 @@ def _why_short(facts: LeaseFacts, seen: Cluster) -> str:
     )
 
 
+def _followed_last(seen: Cluster, one: MemberState) -> bool:
+    """Whether it was the last master, or followed it."""
+    return seen.status is not None and of_one_promotion(one.epoch, seen.status.epoch)
+
+
 def _why_lost(facts: LeaseFacts, seen: Cluster) -> str:
     """Rule 5: how far an ASYNC_MASTER's slave may be behind."""
     status, own, most = seen.status, facts.own, seen.settings.max_loss_bytes
-    if status is None or not of_one_promotion(own.member.epoch, status.epoch):
+    if status is None or not _followed_last(seen, own.member):
         return "it has not followed the last master, so what it lacks is unknown"
     there = (
         one for one in seen.members.values() if one.is_whole and one.place.epoch == own.member.place.epoch
@@ -189,7 +194,7 @@ def _why_longer(facts: LeaseFacts, seen: Cluster) -> str:
     for name, one in sorted(seen.members.items()):
         if name == me.replica_id or not one.is_whole or (one.unfit and name in ids):
             continue  # of the voters enough are heard
-        if is_async and (one.unfit or one.sealed < seen.epoch or one.epoch < me.epoch):
+        if is_async and (one.unfit or one.sealed < seen.epoch or not _followed_last(seen, one)):
             continue  # it takes no lease; what it has more is measured by haMaxLossBytes
         if one.place > me.place:
             return f"replica {name[:8]} at {one.broker_addr} has more: up to {one.mark.end}, this one to {me.mark.end}"

@@ -708,11 +708,13 @@ def test_a_slave_that_was_started_again_keeps_what_it_may_have_promised() -> Non
         story.ends_well()
 
 
-def test_a_promise_is_kept_when_the_coordinator_is_back() -> None:
+@pytest.mark.parametrize("outage_s", [3.0, 7.0])
+def test_a_promise_is_kept_when_the_coordinator_is_back(outage_s: float) -> None:
+    """After 3 s the slave still has its session, and need not wait for a new one."""
     for seed in range(1, 9):
         story = Story(Mode(2, 0, 1000, failsafe=True), seed)
         story.world.coordinator_up = False
-        story.on(7.0)
+        story.on(outage_s)
         story.world.cut_off.add("a")
         story.world.coordinator_up = True
         story.on(12.0)

@@ -25,6 +25,7 @@ from haservice.coordination.cluster import (
 )
 from haservice.coordination.coordinator import ABSENT, Transaction, Versioned
 from haservice.coordination.decision import (
+    Action,
     AskPromises,
     Block,
     CountBy,
@@ -37,6 +38,7 @@ from haservice.coordination.decision import (
     give_back,
 )
 from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
+from haservice.coordination.rounds import Rounds
 from haservice.coordination.voters import NEVER, Follower, Voters
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
@@ -332,6 +334,26 @@ def test_who_is_no_voter_takes_the_lease_if_it_has_more_than_the_voters() -> Non
 
 def decode_voters(decision: Decided) -> Voters:
     return decode({VOTERS: Versioned(taken(decision).puts[VOTERS], 1)}).voters
+
+
+class Idle:
+    """A broker that has just started."""
+
+    def now_s(self) -> float:
+        return 100.0
+
+    def now_ms(self) -> int:
+        return 0
+
+    def own(self) -> Own:
+        return Own(member("b"))
+
+    def act(self, action: Action) -> None:
+        raise AssertionError(action)
+
+
+def test_who_has_just_started_may_have_promised_something() -> None:
+    assert Rounds(Idle(), "b.1").facts().promised_until_s == 100.0 + Settings().ttl_s
 
 
 def test_a_session_that_is_new_takes_no_lease_before_others_can_have_theirs() -> None:
