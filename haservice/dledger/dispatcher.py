@@ -60,6 +60,8 @@ class EntryDispatcher:
         self.mode = PushType.COMPARE
         self.match_index = -1
         """The follower has everything up to here, durably."""
+        self.acknowledged = -1
+        """The furthest that match_index ever was."""
         self._round = 0
         """An answer of an earlier round moves nothing but match_index."""
         self._low, self._high, self._at = -1, -1, -1
@@ -178,6 +180,7 @@ class EntryDispatcher:
     def _matches(self, index: int) -> None:
         if index > self.match_index:
             self.match_index = index
+            self.acknowledged = max(self.acknowledged, index)
             while self._in_flight and next(iter(self._in_flight.values())).last <= index:
                 first, one = self._in_flight.popitem(last=False)
                 self._in_flight_entries -= one.last - first + 1
@@ -270,6 +273,7 @@ class EntryDispatcher:
         self._write_from(index + 1)
         # A stock follower, whose acks do not wait for its disk, may have less than it had.
         self.match_index = index
+        self.acknowledged = max(self.acknowledged, index)
 
     def _write_from(self, index: int) -> None:
         self._write_index = index

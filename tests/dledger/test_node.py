@@ -372,6 +372,7 @@ def test_the_owner_hears_that_leadership_is_lost_before_it_hears_what_another_le
         MemberSettings("group", "n0", {"n0": "127.0.0.1:1"}),
         lambda index, asked: OneStep([RoleIs(MemberRole.FOLLOWER, 4, "n1"), CommittedTo(7)]),  # type: ignore[arg-type, return-value]
         None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
         committed_index=3,
         appended=lambda: None,
         on_status=lambda status: heard.append((status.role, status.term, status.committed_index)),
