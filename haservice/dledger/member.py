@@ -102,7 +102,7 @@ class DLedgerMember:
             recalls=recalls or {},
             source=source,
         )
-        self._wholeness = Wholeness(state, lambda: self._handler.agreed_index)
+        self._wholeness = Wholeness(state, lambda: self._handler.agreed_index, listens=record is not None)
         self._elector = LeaderElector(state, self._wholeness)
         self._appends = PendingAppends(state)
         self._leadership = Leadership(state, self._elector, self._appends)

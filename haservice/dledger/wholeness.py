@@ -44,6 +44,8 @@ FRESH_S = 4.0
 _LONGER = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
 # What a request of term -1 is answered by a member whose log is no longer.
 _NO_LONGER = VoteResult.REJECT_EXPIRED_VOTE_TERM
+# So long at most a member that starts listens to what others remember of it, before it votes.
+LISTEN_S = 1.0
 # After so long the operator is told for whom a member waits.
 TELL_AFTER_S = 5.0
 
@@ -60,8 +62,11 @@ class _Heard:
 class Wholeness:
     """Of one member.  `agreed_index` gives up to where its log is known to be its leader's."""
 
-    def __init__(self, state: TermState, agreed_index: Callable[[], int]) -> None:
+    def __init__(self, state: TermState, agreed_index: Callable[[], int], *, listens: bool) -> None:
+        """`listens`: it asks all others what they remember of it, before it votes."""
         self._state = state
+        self._listens_to = set(state.settings.others) if listens else set[str]()
+        self._listen_until_s = -math.inf
         self._agreed_index = agreed_index
         self._heard: dict[str, _Heard] = {}
         self._ask_at_s: dict[str, float] = dict.fromkeys(state.settings.others, -math.inf)
@@ -89,12 +94,18 @@ class Wholeness:
         waits = f", and waits for {record.refill.waits_for}" if record.refill is not None else ""
         return f"is not whole: {record.why}{waits}"
 
+    @property
+    def _listens(self) -> bool:
+        """Whether it has just started, and others have not said yet what they remember of it."""
+        return bool(self._listens_to) and self._state.now_s < self._listen_until_s
+
     def may_stand(self) -> bool:
-        state = self._state
-        return state.record.is_whole or self._resort() == state.self_id
+        return self.may_vote_for(self._state.self_id)
 
     def may_vote_for(self, candidate: str) -> bool:
-        return self._state.record.is_whole or self._resort() == candidate
+        if self._state.record.is_whole:
+            return not self._listens
+        return self._resort() == candidate
 
     def _resort(self) -> str | None:
         """Who leads although too few voters are whole: all of them have answered lately."""
@@ -146,16 +157,17 @@ class Wholeness:
     # -- time ---------------------------------------------------------------------------------------
 
     def begin(self) -> None:
+        self._listen_until_s = self._state.now_s + LISTEN_S
         if not self._state.record.is_whole:
             self._state.give_vote_away()
             self._tell_at_s = self._state.now_s + TELL_AFTER_S
 
     def on_time(self) -> None:
         state = self._state
-        if state.record.is_whole:
+        if state.record.is_whole and not self._listens:
             return
         for peer, at_s in self._ask_at_s.items():
-            if state.now_s >= at_s:
+            if state.now_s >= at_s and (peer in self._listens_to or not state.record.is_whole):
                 self._ask(peer)
         self._look()
         if state.now_s >= self._tell_at_s and self.text not in ("", self._told):
@@ -165,7 +177,7 @@ class Wholeness:
     @property
     def due_s(self) -> float:
         if self._state.record.is_whole:
-            return math.inf
+            return self._listen_until_s if self._listens else math.inf
         return min(self._ask_at_s.values(), default=math.inf)
 
     # -- asking -------------------------------------------------------------------------------------
@@ -187,6 +199,9 @@ class Wholeness:
     def _on_answer(self, peer: str, sent_s: float, reach: Place, answer: VoteResponse | None) -> None:
         state = self._state
         self._ask_at_s[peer] = state.now_s + ASK_S
+        self._listens_to.discard(peer)
+        if answer is not None:
+            self.hear_recall(peer, answer.recall)
         refill = state.record.refill
         if answer is None or refill is None or answer.vote not in (*_LONGER, _NO_LONGER) or answer.term < 0:
             return
