@@ -258,9 +258,7 @@ class Wholeness:
         state = self._state
         if state.record.is_whole and not by_force:
             return
-        ends = ", ".join(
-            f"{peer} with {_reach_text(one)}" for peer, one in sorted(self._lately().items())
-        )
+        ends = ", ".join(f"{peer} with {_reach_text(one)}" for peer, one in sorted(self._lately().items()))
         silent = sorted(set(state.settings.others) - self._lately().keys())
         how = "by an operator's --force" if by_force else "by the longest log, for too few members are whole"
         without = f" without {', '.join(silent)}" if silent else ""

@@ -127,9 +127,10 @@ class Faults:
 
     def _may_lose(self, node: Node) -> bool:
         """Whether a majority is whole even without it; else it may have the only copy."""
-        nodes = self._world.nodes
-        whole = [one for one in nodes if one is not node and one.record.is_whole]
-        return len(whole) > len(nodes) // 2
+        others = [one for one in self._world.nodes if one is not node]
+        if any(one.log.damaged for one in others):
+            return False  # it may have what they need to be mended
+        return sum(one.record.is_whole for one in others) > len(others) // 2
 
     def _wipe(self) -> None:
         node = self._any()
@@ -143,11 +144,11 @@ class Faults:
         node, world = self._any(), self._world
         copy = self._copies.get(node.name)
         others = [one for one in world.nodes if one is not node]
-        is_quiet = not (world.cuts or world.loss or world.late) and all(
-            one.up and not one.frozen and one.dies_at_action < 0 for one in others
-        )
-        if copy is None or not is_quiet or not self._may_lose(node) or not _is_missed(node, copy, others):
+        is_heard = all(one.up and not one.frozen and one.dies_at_action < 0 for one in others)
+        if copy is None or not is_heard or not self._may_lose(node) or not _is_missed(node, copy, others):
             return
+        world.cuts.clear()
+        world.loss = world.twice = world.late = 0.0
         world.count["put back"] += 1
         world.note(f"{node.name} is put back to {copy.begin} + {len(copy.entries)}, {copy.saved}")
         node.put_back(copy)
