@@ -65,6 +65,8 @@ class PeerProgress(NamedTuple):
     """How many entries it is behind."""
     is_live: bool
     """Whether it has answered lately."""
+    owes_s: float = 0.0
+    """For so long it has acknowledged nothing, though there was something."""
     trouble: str = ""
     """Why it counts for no majority, as it says."""
     refuses_cut: str = ""
@@ -168,6 +170,7 @@ class DLedgerMember:
                 one.match_index,
                 leadership.lag(peer),
                 leadership.is_live(peer),
+                0.0 if one.waits_since_s is None else self.state.now_s - one.waits_since_s,
                 leadership.not_whole.get(peer, ""),
                 leadership.refuses_cut.get(peer, ""),
             )
