@@ -18,7 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from haservice.admin.commands.dledger.judging import differing, followers, good_leader, member_name, no_leader
+from haservice.admin.commands.dledger.judging import (
+    differing,
+    followers,
+    good_leader,
+    member_name,
+    no_leader,
+    troubles_of,
+)
 from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
 from haservice.admin.commands.ha.topology import promise_parts
@@ -233,8 +240,7 @@ class _Judge:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
-        if trouble := one.info.get("dLegerTrouble"):
-            yield Finding(grave, "MEMBER TAKES NO PART", f"{where(one)}: {trouble}")
+        yield from troubles_of(one)
         if one.next_segment_not_made:
             yield Finding(
                 Severity.WARNING,
