@@ -120,9 +120,7 @@ def says(one: Seen, **info: str) -> Seen:
 def test_a_member_that_refuses_a_cut_is_the_proof_of_a_loss() -> None:
     refused = "n0 wants entry 7 cut, and up to 9 all is committed: nothing is cut"
     away = link("n2", in_sync=False, reason=f"refuses to follow: {refused}")
-    found = judged(
-        member("n0", link("n1"), away), member("n1"), says(member("n2"), dLegerRefusesCut=refused)
-    )
+    found = judged(member("n0", link("n1"), away), member("n1"), says(member("n2"), dLegerRefusesCut=refused))
     assert found.state is Severity.CRITICAL
     assert f"ACKNOWLEDGED ENTRIES ARE LOST, 10.0.0.3:10911: {refused}" in found.text
     assert "2 of 3 members are level" in found.text or "MEMBER NOT LEVEL" in found.text
@@ -150,7 +148,9 @@ def test_a_disk_without_room_for_the_first_index_file_is_said() -> None:
 
 def test_a_group_that_was_led_without_a_majority_says_so_while_that_leader_leads() -> None:
     text = "n0 leads term 7 by the longest log, for too few members are whole"
-    found = judged(says(member("n0", link("n1"), link("n2")), dLegerLedAlone=text), member("n1"), member("n2"))
+    found = judged(
+        says(member("n0", link("n1"), link("n2")), dLegerLedAlone=text), member("n1"), member("n2")
+    )
     assert found.state is Severity.WARNING
     assert f"LED WITHOUT A MAJORITY, 10.0.0.1:10911: {text}" in found.text
 

@@ -148,7 +148,9 @@ class MajorityKeeper:
             "dLegerCommittedIndex": str(status.committed_index),
             "dLegerEndIndex": str(member.node.store.end_index),
             "dLegerEntriesBehind": " ".join(f"{peer}:{lag}" for peer, lag in behind.items()),
-            "dLegerTrouble": member.failure or member.node.resting or (look.disk if status.leader_id is None else ""),
+            "dLegerTrouble": member.failure
+            or member.node.resting
+            or (look.disk if status.leader_id is None else ""),
             "dLegerNotWhole": look.not_whole,
             "dLegerRefusesCut": member.refuses_cut,
             "dLegerLedAlone": look.alone if status.role is MemberRole.LEADER else "",

@@ -162,7 +162,10 @@ def _member(out: Exposition, facts: BrokerFacts) -> None:
         "haservice_dledger_ended", "1 for a member that takes no part any more.", int(bool(one.trouble)), **of
     )
     out.gauge(
-        "haservice_dledger_whole", "0 for a member that lacks what it had acknowledged.", int(one.is_whole), **of
+        "haservice_dledger_whole",
+        "0 for a member that lacks what it had acknowledged.",
+        int(one.is_whole),
+        **of,
     )
     out.gauge(
         "haservice_dledger_refuses_cut",

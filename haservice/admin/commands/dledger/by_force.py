@@ -107,7 +107,9 @@ def _checked(admin: MQAdmin, before: Topology, to: str) -> tuple[Member, list[Me
     said = [_says(admin, one) for one in before.members if one.answers and one.is_in_group]
     names = next((one.names for one in said if one.member is candidate), ())
     if not names:
-        raise click.ClickException(f"{shown_addr(to)} is a stock broker: a group is led by force by one of ours")
+        raise click.ClickException(
+            f"{shown_addr(to)} is a stock broker: a group is led by force by one of ours"
+        )
     needed = len(names) // 2 + 1
     if len(said) < needed:
         raise click.ClickException(
@@ -141,6 +143,4 @@ def loss_of(said: Sequence[MemberSays]) -> str:
     whose = f"{and_text(silent)}, and what {and_text(emptied)} had before" if silent else and_text(emptied)
     does = "does" if len(silent) == 1 else "do"
     away = f"{and_text(silent)} {does} not answer: " if silent else ""
-    return (
-        f"{away}what was acknowledged by {whose}, and is on none of {counted(len(said), 'member')} that answer, is lost"
-    )
+    return f"{away}what was acknowledged by {whose}, and is on none of {counted(len(said), 'member')} that answer, is lost"
