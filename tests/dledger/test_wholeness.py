@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from commitlog.disk.files import OSFiles
+from commitlog.errors import StoreUnreadable
 from haservice.dledger.codes import DLedgerResponseCode, PushType, VoteResult
 from haservice.dledger.events import SaveTerm, SaveWhole, TellOperator, TimePassed, WholeRecord
 from haservice.dledger.member import DLedgerMember
@@ -21,7 +22,7 @@ from haservice.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
-from haservice.dledger.node.whole_file import NEW, UNFIT, RecallsFile, WholeFile
+from haservice.dledger.node.whole_file import NEW, UNFIT, RecallsFile, WholeFile, check_members
 from haservice.mastership.whole import LOST_POWER, Refill
 from tests.dledger.driven import Driven, log_of, settings
 from tests.support.failing_files import FailingFiles
@@ -290,3 +291,13 @@ def test_what_is_remembered_of_others_is_read_as_it_was_written(tmp_path: Path) 
     assert RecallsFile(OSFiles(), tmp_path).known == known
     (tmp_path / "recalls").write_text("[]")
     assert RecallsFile(OSFiles(), tmp_path).known == {}
+
+
+def test_a_store_of_a_group_with_other_members_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """3 → 5 file by file: two of the old three and three of the new five need no common member."""
+    for ids in (("n0", "n1", "n2"), ("n2", "n1", "n0")):
+        check_members(OSFiles(), tmp_path, ids)
+    with pytest.raises(StoreUnreadable, match="has the members n0, n1, n2, and dLegerPeers names n0, n1, n3"):
+        check_members(OSFiles(), tmp_path, ("n0", "n1", "n3"))
+    (tmp_path / "members").unlink()
+    check_members(OSFiles(), tmp_path, ("n0", "n1", "n3"))

@@ -38,7 +38,7 @@ from haservice.dledger.node.shell import (
     give_up,
 )
 from haservice.dledger.node.stored_log import StoredLog
-from haservice.dledger.node.whole_file import RecallsFile, WholeFile
+from haservice.dledger.node.whole_file import RecallsFile, WholeFile, check_members
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import REQUESTS
 from haservice.remoting.client import split_addr
@@ -93,6 +93,7 @@ class DLedgerNode:
         try:
             path = options.directory / "currterm"
             self._term_file = TermFile(self._files, path, self.store.end_term)
+            check_members(self._files, options.directory, settings.peers)
             self._whole_file = WholeFile(
                 self._files,
                 options.directory,

@@ -1,16 +1,17 @@
-"""`whole` and `recalls` in a member's directory: whether it is whole, and what it remembers of the other members.
+"""`whole`, `recalls` and `members` in a member's directory: what it has to remember beside term, vote and log.
 
     whole     its record, see wholeness.py, and how the log was acknowledged since the start
     recalls   of each other member: what that one had acknowledged to this one, and when it voted for it
+    members   the ids of the group that it was started with; majorities of another group need have no common member
 
-Both are JSON, and a stock node knows neither.  A store with entries or a `currterm` and without the file `whole` is
+All are JSON, and a stock node knows none of them.  A store with entries or a `currterm` and without the file `whole` is
 that of a stock node, or of an earlier version, and counts as whole.  One with nothing at all is new, or was emptied.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,6 +144,33 @@ def _record(written: _Written) -> WholeRecord:
     if written.why is not None:
         refill = Refill(frozenset(written.awaited or ()), written.newest, written.target)
     return WholeRecord(written.why, refill, written.since, written.alone)
+
+
+def check_members(files: Files, directory: Path, ids: Collection[str]) -> None:
+    """Notes who is in the group.  Raises StoreUnreadable if the store was that of a group of others, OSError."""
+    path = directory / "members"
+    try:
+        content = read_file(files, path)
+        known = typed_json.decode(list[str], content) if content is not None else None
+    except OSError as error:
+        raise StoreUnreadable(path, error.strerror or str(error)) from error
+    except ValueError as error:
+        logger.warning("file is unfit and is written anew path=%s reason=%s", path, error)
+        known = None
+    if known is None:
+        try:
+            replace_file(files, path, typed_json.encode(sorted(ids)) + b"\n")
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            logger.error("no room to note who is in the group path=%s", path)
+    elif set(known) != set(ids):
+        raise StoreUnreadable(
+            path,
+            f"says that the group has the members {', '.join(known)}, and dLegerPeers names {', '.join(sorted(ids))}: "
+            "majorities of the two need have no member in common.  Write the old ids back; or stop all members, and if "
+            "they were level remove this file at each of them before any is started",
+        )
 
 
 class RecallsFile:

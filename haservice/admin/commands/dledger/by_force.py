@@ -100,7 +100,8 @@ def _checked(admin: MQAdmin, before: Topology, to: str) -> tuple[Member, list[Me
     if before.masters:
         leads = shown_addr(before.masters[0].addr)
         raise click.ClickException(
-            f"{by_itself}: {leads} leads it; mqadmin switchover hands over from a leader that lives"
+            f"{by_itself}: {leads} leads it, and after a death another member takes over by itself; mqadmin switchover"
+            " hands over from a leader that lives"
         )
     check_told(before)
     candidate = follower_at(before, None, to)
