@@ -46,8 +46,9 @@ _LONGER = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER
 _NO_LONGER = VoteResult.REJECT_EXPIRED_VOTE_TERM
 # So long at most a member that starts listens to what others remember of it, before it votes.
 LISTEN_S = 1.0
-# After so long the operator is told for whom a member waits.
+# After so long the operator is told for whom a member waits; and then, if it waits for another one, each minute.
 TELL_AFTER_S = 5.0
+TELL_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class Wholeness:
         self._all_heard_s = math.inf
         self._save(replace(state.record, why=why, refill=Refill(frozenset(state.settings.others))))
         state.give_vote_away()
-        self._tell_at_s = state.now_s
+        state.actions.append(TellOperator(f"is not whole: {why}"))
+        self._tell_at_s = state.now_s + TELL_AFTER_S
         if not state.is_follower:
             state.become_candidate()
 
@@ -172,6 +174,7 @@ class Wholeness:
         self._look()
         if state.now_s >= self._tell_at_s and self.text not in ("", self._told):
             self._told = self.text
+            self._tell_at_s = state.now_s + TELL_AGAIN_S
             state.actions.append(TellOperator(self.text))
 
     @property

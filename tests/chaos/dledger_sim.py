@@ -38,9 +38,9 @@ from tests.chaos.sim_clock import BEGIN_S, Clock
 
 LAYER = "dledger"
 FAULTS_S = 14.0
-SETTLE_S = 8.0
+SETTLE_S = 10.0
 # Of what has healed: from here on nobody may begin a new term.
-CALM_S = 4.0
+CALM_S = 6.0
 # So long nobody sends at the end, and then once more, behind the restart of a follower.
 REST_S = 3.0
 STEPS_MAX = 200_000
