@@ -108,7 +108,7 @@ class WholeRecord:
 
     why: str | None = None
     """Why it is not whole; None if it is."""
-    refill: Refill | None = None
+    filling: Refill | None = None
     """How far it has come, if it is not whole."""
     since: int = -1
     """The term in which its log was filled or cut last: what leaders of earlier terms were told does not count."""

@@ -71,20 +71,20 @@ class Wholeness:
         self._agreed_index = agreed_index
         self._heard: dict[str, _Heard] = {}
         self._ask_at_s: dict[str, float] = dict.fromkeys(state.settings.others, -math.inf)
-        refill = state.record.refill
-        self._all_heard_s = math.inf if refill is not None and refill.awaited else -math.inf
+        filling = state.record.filling
+        self._all_heard_s = math.inf if filling is not None and filling.awaited else -math.inf
         self._tell_at_s = math.inf
         self._told = ""
-        if refill is not None:
-            state.record = replace(state.record, refill=refill.without(frozenset(state.settings.others)))
+        if filling is not None:
+            state.record = replace(state.record, filling=filling.without(frozenset(state.settings.others)))
 
     # -- what is so ---------------------------------------------------------------------------------
 
     @property
     def takes_entries(self) -> bool:
         """Whether a leader's entries are taken, and acknowledged."""
-        refill = self._state.record.refill
-        return refill is None or not refill.awaited
+        filling = self._state.record.filling
+        return filling is None or not filling.awaited
 
     @property
     def text(self) -> str:
@@ -92,7 +92,7 @@ class Wholeness:
         record = self._state.record
         if record.is_whole:
             return ""
-        waits = f", and waits for {record.refill.waits_for}" if record.refill is not None else ""
+        waits = f", and waits for {record.filling.waits_for}" if record.filling is not None else ""
         return f"is not whole: {record.why}{waits}"
 
     @property
@@ -143,7 +143,7 @@ class Wholeness:
         state = self._state
         self._heard = {}
         self._all_heard_s = math.inf
-        self._save(replace(state.record, why=why, refill=Refill(frozenset(state.settings.others))))
+        self._save(replace(state.record, why=why, filling=Refill(frozenset(state.settings.others))))
         state.give_vote_away()
         state.actions.append(TellOperator(f"is not whole: {why}"))
         self._tell_at_s = state.now_s + TELL_AFTER_S
@@ -205,8 +205,8 @@ class Wholeness:
         self._listens_to.discard(peer)
         if answer is not None:
             self.hear_recall(peer, answer.recall)
-        refill = state.record.refill
-        if answer is None or refill is None or answer.vote not in (*_LONGER, _NO_LONGER) or answer.term < 0:
+        filling = state.record.filling
+        if answer is None or filling is None or answer.vote not in (*_LONGER, _NO_LONGER) or answer.term < 0:
             return
         is_longer = answer.vote in _LONGER
         end = answer.place
@@ -215,30 +215,30 @@ class Wholeness:
         self._heard[peer] = _Heard(voter, sent_s, end is not None)
         if answer.term > state.term:
             state.adopt_term(answer.term)
-        before, refill = refill, refill.heard(peer, answer.term)
-        if before.awaited and not refill.awaited:
+        before, filling = filling, filling.heard(peer, answer.term)
+        if before.awaited and not filling.awaited:
             self._all_heard_s = state.now_s
         if end is None and not is_longer:
             # A leader that does not say where its log ends is reached where it has no more than was asked about.
             end = reach
         is_leader = state.is_follower and peer == state.leader_id and answer.term == state.term
         if is_leader and end is not None and sent_s >= self._all_heard_s:
-            refill = refill.led(answer.term, end)
-        if refill != before:
-            self._save(replace(state.record, refill=refill))
+            filling = filling.led(answer.term, end)
+        if filling != before:
+            self._save(replace(state.record, filling=filling))
         self._look()
 
     def _look(self) -> None:
         """Whether it is whole by now."""
-        state, refill = self._state, self._state.record.refill
-        if refill is None:
+        state, filling = self._state, self._state.record.filling
+        if filling is None:
             return
         voters = frozenset(state.settings.peers)
-        if not refill.awaited and is_new_group(voters, self._lately()):
+        if not filling.awaited and is_new_group(voters, self._lately()):
             self._is_whole(since=-1)
             return
         index = min(self._agreed_index(), state.counted_index)
-        if state.is_follower and refill.is_over((state.log.term_at(index), index)):
+        if state.is_follower and filling.is_over((state.log.term_at(index), index)):
             self._is_whole(since=state.term)
 
     def _is_whole(self, since: int, alone: str = "") -> None:
@@ -252,9 +252,9 @@ class Wholeness:
     def forced(self, term: int) -> None:
         """An operator goes on without those that are silent, in this term."""
         record = self._state.record
-        if record.refill is not None and record.refill.awaited:
+        if record.filling is not None and record.filling.awaited:
             self._all_heard_s = self._state.now_s
-            self._save(replace(record, refill=Refill(frozenset(), newest=term)))
+            self._save(replace(record, filling=Refill(frozenset(), newest=term)))
 
     def leads(self, by_force: bool) -> None:
         """This member was elected.  If it was not whole, its log is all there is."""

@@ -204,7 +204,7 @@ class Node:
             self.log.power_cut(self.world.source)
             if not self.flushes and self.record.is_whole:
                 # As its file `whole` says at the next start: another boot, and no clean stop.
-                self.record = replace(self.record, why=LOST_POWER, refill=Refill(frozenset()))
+                self.record = replace(self.record, why=LOST_POWER, filling=Refill(frozenset()))
         if self.member is not None:
             self.member = None
             self.dies_at_action = -1

@@ -33,6 +33,10 @@ def acknowledged(story: Story, more: int) -> None:
     story.until(lambda: story.world.count["acknowledged"] >= until, f"{more} are acknowledged", 120.0)
 
 
+def all_are_whole(story: Story) -> None:
+    story.until(lambda: not any(not_whole(node) for node in story.world.nodes), "all are whole")
+
+
 def wipe(node: Node) -> None:
     node.wipe()
     node.boot()
@@ -197,7 +201,7 @@ def test_all_lose_their_power_and_the_longest_log_leads_by_itself_and_says_so() 
         story.level()
         assert says(story, "by the longest log, for too few members are whole")
         assert any(node.record.alone for node in story.world.nodes)
-        story.until(lambda: not any(not_whole(node) for node in story.world.nodes), "all are whole")
+        all_are_whole(story)
         story.ends_well()
 
 
@@ -290,5 +294,5 @@ def test_a_new_group_waits_for_its_last_member_and_an_operator_begins_it_without
     assert other.leads
     last.boot()
     story.level()
-    story.until(lambda: not any(not_whole(node) for node in story.world.nodes), "all are whole")
+    all_are_whole(story)
     story.ends_well()

@@ -79,7 +79,7 @@ def test_an_emptied_member_gives_no_vote_and_takes_no_entry_before_all_others_ar
     assert pushed is not None
     assert pushed.result is Code.ILLEGAL_MEMBER_STATE
     assert driven.log.end_index == -1
-    assert driven.record.refill == Refill(frozenset({"n2"}), newest=5)
+    assert driven.record.filling == Refill(frozenset({"n2"}), newest=5)
 
 
 def test_it_is_filled_by_a_leader_of_the_newest_term_and_votes_in_later_terms_only() -> None:
@@ -149,9 +149,9 @@ def test_a_leader_may_have_ended_its_log_further_back_before_the_last_voter_was_
             term=4, vote_result=V.REJECT_EXPIRED_VOTE_TERM.value, ledger_end_term=4, ledger_end_index=0
         ),
     )
-    assert driven.record.refill == Refill(frozenset(), newest=4)
+    assert driven.record.filling == Refill(frozenset(), newest=4)
     driven.hears("n1", 4, (4, 7))
-    assert driven.record.refill == Refill(frozenset(), newest=4, target=(4, 7))
+    assert driven.record.filling == Refill(frozenset(), newest=4, target=(4, 7))
 
 
 def beat(driven: Driven, term: int, recall: Recall) -> HeartBeatResponse:
@@ -219,7 +219,7 @@ def test_the_operator_hears_once_what_a_member_waits_for() -> None:
 def test_a_forced_vote_is_given_by_a_member_that_is_not_whole_and_ends_its_waiting() -> None:
     driven = Lacking(EMPTIED)
     assert driven.vote("n1", 1000, (-1, -1), forced=True) is V.ACCEPT
-    assert driven.record.refill == Refill(frozenset(), newest=1000)
+    assert driven.record.filling == Refill(frozenset(), newest=1000)
     assert driven.vote("n2", 1001, (9, 9)) is V.UNKNOWN
 
 

@@ -96,7 +96,7 @@ class MajorityHA:
         )
 
     def _slave(self, one: PeerProgress) -> SlaveStatus:
-        member, store = self.member, self.member.node.store
+        store = self.member.node.store
         end, reached = store.end, 0
         if one.match_index != NONE:
             try:

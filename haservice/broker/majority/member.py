@@ -194,7 +194,7 @@ class BrokerMember:
         return self.look.refuses_cut or "; ".join(others)
 
     def lead_by_force(self, deadline: Deadline) -> DLedgerResponseCode:
-        """An operator goes on without the members that are silent.  SUCCESS once this member may serve as the leader."""
+        """An operator goes on without the members that are silent.  SUCCESS once this one may serve as the leader."""
         try:
             code = self.node.force().result(max(0.1, deadline.remaining))
         except TimeoutError:

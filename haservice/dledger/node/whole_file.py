@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from commitlog.disk.files import Files
 from commitlog.disk.small_file import read_file, replace_file
@@ -34,7 +33,8 @@ UNFIT = "its file `whole` is unfit"
 WRITTEN = "written"
 
 
-class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
     """The file `whole`."""
 
     why: str | None = None
@@ -47,7 +47,8 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     boot: str = ""
 
 
-class _Recalled(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+@dataclass(frozen=True, slots=True)
+class _Recalled:
     term: int
     index: int
     vote: int
@@ -125,12 +126,12 @@ class WholeFile:
             self._save()
 
     def _save(self) -> None:
-        record, refill = self.record, self.record.refill
+        record, filling = self.record, self.record.filling
         written = _Written(
             why=record.why,
-            awaited=sorted(refill.awaited) if refill is not None else None,
-            newest=refill.newest if refill is not None else -1,
-            target=refill.target if refill is not None else None,
+            awaited=sorted(filling.awaited) if filling is not None else None,
+            newest=filling.newest if filling is not None else -1,
+            target=filling.target if filling is not None else None,
             since=record.since,
             alone=record.alone,
             acknowledges=self._runs.acknowledges,
@@ -140,10 +141,10 @@ class WholeFile:
 
 
 def _record(written: _Written) -> WholeRecord:
-    refill = None
+    filling = None
     if written.why is not None:
-        refill = Refill(frozenset(written.awaited or ()), written.newest, written.target)
-    return WholeRecord(written.why, refill, written.since, written.alone)
+        filling = Refill(frozenset(written.awaited or ()), written.newest, written.target)
+    return WholeRecord(written.why, filling, written.since, written.alone)
 
 
 def check_members(files: Files, directory: Path, ids: Collection[str]) -> None:
@@ -197,8 +198,6 @@ class RecallsFile:
         """Durable when it returns.  Raises OSError."""
         if recalls == self.known:
             return
-        written = {
-            name: _Recalled(term=one.term, index=one.index, vote=one.vote) for name, one in recalls.items()
-        }
+        written = {name: _Recalled(one.term, one.index, one.vote) for name, one in recalls.items()}
         replace_file(self._files, self._path, typed_json.encode_pretty(written) + b"\n")
         self.known = dict(recalls)

@@ -144,4 +144,5 @@ def loss_of(said: Sequence[MemberSays]) -> str:
     whose = f"{and_text(silent)}, and what {and_text(emptied)} had before" if silent else and_text(emptied)
     does = "does" if len(silent) == 1 else "do"
     away = f"{and_text(silent)} {does} not answer: " if silent else ""
-    return f"{away}what was acknowledged by {whose}, and is on none of {counted(len(said), 'member')} that answer, is lost"
+    here = counted(len(said), "member")
+    return f"{away}what was acknowledged by {whose}, and is on none of {here} that answer, is lost"

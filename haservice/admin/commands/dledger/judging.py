@@ -54,8 +54,8 @@ def troubles_of(one: Seen) -> Iterator[Finding]:
         yield Finding(grave, "MEMBER TAKES NO PART", f"{shown_addr(one.broker.addr)}: {trouble}")
     if refused := one.info.get("dLegerRefusesCut"):
         text = (
-            f"{shown_addr(one.broker.addr)}: {refused}; what was acknowledged is on that member, and not on its leader: copy both"
-            " stores before all else"
+            f"{shown_addr(one.broker.addr)}: {refused}; what was acknowledged is on that member, and not on its leader:"
+            " copy both stores before all else"
         )
         yield Finding(Severity.CRITICAL, "ACKNOWLEDGED ENTRIES ARE LOST", text)
     if waits := one.info.get("dLegerNotWhole"):
