@@ -11,8 +11,8 @@ Of a stock member only its term is known, and whether its log is longer than the
 An acknowledgement in phase 2 is an honest one: the leader's term is no older than any that this member can have voted
 in, and the whole log up to there is the leader's.  A vote has to wait until what it had acknowledged before is back.
 
-All logs of a group are empty, and all voters answer: nothing was ever acknowledged, and the group begins.  Terms that
-any of them knows are over for votes: a member that is not whole gives its vote in each term that it comes to away.
+All logs of a group are empty, and all voters answer: nothing was ever acknowledged, and the group begins.  Each term
+that any of them knows is over for votes: a member that is not whole gives its vote in each that it comes to away.
 """
 
 from __future__ import annotations

@@ -138,17 +138,18 @@ def test_a_stock_leader_has_filled_it_once_its_log_is_no_longer() -> None:
 
 def test_a_leader_may_have_ended_its_log_further_back_before_the_last_voter_was_heard() -> None:
     driven = Lacking(EMPTIED)
-    driven.hears("n1", 4, (4, 0))
+    first = {ask.peer: ask for ask, _ in driven.asks(VoteRequest)}
+    places: dict[str, Any] = {
+        "vote_result": V.REJECT_EXPIRED_VOTE_TERM.value,
+        "ledger_end_term": 4,
+        "ledger_end_index": 0,
+    }
+    driven.answer(first["n1"], VoteResponse(term=4, **places))
     ask = driven.asked("n1")
-    driven.hears("n2", 4, (4, 0))
+    driven.answer(first["n2"], VoteResponse(term=4, **places))
     driven.beat("n1", 4)
     # Asked before n2 was heard.
-    driven.answer(
-        ask,
-        VoteResponse(
-            term=4, vote_result=V.REJECT_EXPIRED_VOTE_TERM.value, ledger_end_term=4, ledger_end_index=0
-        ),
-    )
+    driven.answer(ask, VoteResponse(term=4, **places))
     assert driven.record.filling == Refill(frozenset(), newest=4)
     driven.hears("n1", 4, (4, 7))
     assert driven.record.filling == Refill(frozenset(), newest=4, target=(4, 7))
