@@ -41,6 +41,8 @@ class Leadership:
         """Why peers are not whole, as they say."""
         self.refuses_cut: dict[str, str] = {}
         """What peers refuse to cut, as they say."""
+        self._is_forced = False
+        """An operator's --force began this term, and nothing of it is committed yet."""
 
     # -- begin and end ------------------------------------------------------------------------------
 
@@ -63,6 +65,7 @@ class Leadership:
         state = self._state
         self._term = state.term
         self._differs, self.not_whole, self.refuses_cut = {}, {}, {}
+        self._is_forced = self._elector.is_forced
         others = state.settings.others
         # The votes are the first word of a majority.
         self._contact_s = dict.fromkeys(others, state.now_s)
@@ -128,7 +131,7 @@ class Leadership:
         request = HeartBeatRequest(
             **state.base(peer),
             interval_ms=round(interval_s * 1000),
-            forced=self._elector.is_forced or None,
+            forced=self._is_forced or None,
             recall=state.recalls[peer],
         )
 
@@ -188,6 +191,7 @@ class Leadership:
         is_new = index > state.committed_index and index >= state.log.begin_index
         if is_new and state.log.term_at(index) == state.term:
             state.commit_to(index)
+            self._is_forced = False
 
     def lag(self, peer: str) -> int:
         """How many entries it is behind."""

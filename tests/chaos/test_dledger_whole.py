@@ -296,3 +296,19 @@ def test_a_new_group_waits_for_its_last_member_and_an_operator_begins_it_without
     story.level()
     all_are_whole(story)
     story.ends_well()
+
+
+def test_a_member_that_is_emptied_long_after_a_leader_was_forced_hears_all_others_again() -> None:
+    story = Story()
+    story.level()
+    gone, (one, other) = story.leader, story.followers
+    gone.crash()
+    wipe(one)
+    story.on(3.0)
+    force(other)
+    story.until(lambda: other.leads, "it leads by force")
+    story.until(lambda: not not_whole(one), "the emptied one is filled")
+    story.next_ok()
+    wipe(one)
+    story.on(3.0)
+    assert f"waits for an answer of {gone.name}" in not_whole(one)
