@@ -25,7 +25,7 @@ from tests.cluster.test_auto_failover import TTL_S, Numbers, has_all, lease, rol
 from tests.support.coordinators import ETCD_MISSING, Server, etcd
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 THIRD = "broker-a-s2"
 
