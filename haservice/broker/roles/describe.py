@@ -91,7 +91,14 @@ def _promise(config: NodeConfig) -> str:
 def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:
     """What a slave has heard of its master's end, and whether that is only an older note in the file."""
     if link is None:
-        return MasterHeard(), False
+        # A broker that only its file makes the master knows what it heard as a slave.
+        last = state.lineage.last
+        is_file_only = last is not None and last.master != state.replica_id and state.master_end >= 0
+        return (
+            (MasterHeard(state.master_end, state.master_heard_ms), True)
+            if is_file_only
+            else (MasterHeard(), False)
+        )
     if link.master_end >= 0:
         return MasterHeard(link.master_end, link.last_read_timestamp_ms), False
     return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0

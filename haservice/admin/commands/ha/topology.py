@@ -350,7 +350,9 @@ class Topology:
         unknown = "" if answering_only else self.unheard_epoch
         answering = {one.replica_id for one in self.ours}
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
-        if candidate.held and unheard and not unknown:
+        last = candidate.last_epoch
+        is_own = last is None or last.master == candidate.replica_id
+        if candidate.held and is_own and unheard and not unknown:
             said = ", ".join(map(shown_addr, unheard))
             unknown = f"it may have lost what {said} has, which does not answer"
         if unknown:
