@@ -35,7 +35,7 @@ from haservice.coordination.cluster import (
     Status,
 )
 from haservice.coordination.coordinator import ABSENT, HISTORY, Transaction
-from haservice.coordination.facts import LeaseFacts, VotersChange
+from haservice.coordination.facts import TELL_SECONDS, LeaseFacts, VotersChange
 from haservice.coordination.voters import NEVER, Voters, wanted
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
@@ -273,7 +273,7 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
         goes_on=seen.settings.paused,
         told=told(facts, seen, change, Mark(own.opened, end)),
     )
-    if status != seen.status or facts.is_given_back or facts.has_fallen_back:
+    if _is_news(facts, seen.status, status) or facts.is_given_back or facts.has_fallen_back:
         puts[STATUS] = encode(status)
     if change is not None and own.counts == counts and change.version == seen.version(VOTERS):
         acks = {name: one.ack for name, one in own.followers.items()}
@@ -285,6 +285,14 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
             puts[VOTERS] = encode(seen.voters)
     commit = Transaction(seen.expecting(MASTER, EPOCH, *puts), puts) if puts else None
     return Decided(tuple(actions), commit, change=change)
+
+
+def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
+    """Whether `status` is to be written: where the log ends alone is told when it matters, and now and then."""
+    if told is None or replace(told, end=now.end) != now:
+        return True
+    is_due = facts.must_tell_end or facts.now_s >= facts.status_told_s + TELL_SECONDS
+    return told.end != now.end and is_due
 
 
 def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:

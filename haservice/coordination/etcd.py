@@ -62,6 +62,8 @@ HISTORY_MAX = 1000
 NAMES_MAX = 10_000
 # Revisions that are older are compacted, by whoever is the master.  So far back may other programs watch.
 KEPT_SECONDS = 3600.0
+# And so often.
+COMPACT_SECONDS = 300.0
 _API = "/v3/"
 _JSON = {"Content-Type": "application/json"}
 
@@ -112,6 +114,7 @@ class EtcdCoordinator:
         """etcd's, when it was read last."""
         self._old: deque[tuple[float, int]] = deque()
         """Its revisions, and when each was the newest, as far as they are not compacted."""
+        self._compacted = 0
 
     # -- the session --------------------------------------------------------------------------------
 
@@ -181,11 +184,13 @@ class EtcdCoordinator:
 
     def _compact(self, now_s: float) -> None:
         """Compacts up to the newest revision that is old enough."""
-        self._old.append((now_s, self._revision))
-        revision = 0
-        while self._old[0][0] <= now_s - KEPT_SECONDS:
+        if not self._old or now_s >= self._old[-1][0] + COMPACT_SECONDS:
+            self._old.append((now_s, self._revision))
+        revision = self._compacted
+        while self._old and self._old[0][0] <= now_s - KEPT_SECONDS:
             revision = self._old.popleft()[1]
-        if revision:
+        if revision > self._compacted:
+            self._compacted = revision
             with contextlib.suppress(_Refused):  # somebody else has, or this user may not
                 self._answer("kv/compaction", {"revision": revision})
 
@@ -432,8 +437,8 @@ def _refused(said: bytes) -> _Refused:
     with contextlib.suppress(ValueError):
         found = typed_json.decode(dict[str, Any], said)
         error = found.get("error", text)
-        inner = error if isinstance(error, dict) else {}
-        text, code = str(inner.get("message", error)), int(found.get("code", inner.get("grpc_code", -1)))
+        inner: dict[str, Any] = error if isinstance(error, dict) else {"grpc_code": found.get("code", -1)}
+        text, code = str(inner.get("message", error)), int(inner.get("grpc_code", -1))
     return _Refused(code, " ".join(text.split())[:200])
 
 

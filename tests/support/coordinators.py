@@ -12,7 +12,9 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +161,29 @@ def ask_etcd(
     with urllib.request.urlopen(request, timeout=30) as answer:
         said: dict[str, Any] = json.loads(answer.read())
         return said
+
+
+def fill_etcd(server: Server) -> None:
+    """Writes until its quota is full; a small one is wanted."""
+    put = {"key": b64encode(b"ballast").decode(), "value": b64encode(b"x" * 50_000).decode()}
+    for _ in range(1000):
+        try:
+            ask_etcd(server, "kv/put", put)
+        except urllib.error.HTTPError as error:
+            if "database space exceeded" in error.read().decode():
+                return
+            raise
+        time.sleep(0.01)  # it counts what it has written to its file, ten times a second
+    raise AssertionError("its quota is too large to be filled")
+
+
+def empty_etcd(server: Server) -> None:
+    """What the docs advise for an etcd that is full: compact, defragment, disarm."""
+    status = ask_etcd(server, "maintenance/status", {})
+    ask_etcd(server, "kv/compaction", {"revision": status["header"]["revision"], "physical": True})
+    ask_etcd(server, "maintenance/defragment", {})
+    for alarm in ask_etcd(server, "maintenance/alarm", {"action": "GET"}).get("alarms", []):
+        ask_etcd(server, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
 
 
 @contextmanager
