@@ -274,6 +274,11 @@ class Rounds:
         self._promises[replica_id] = max(sent_s, self._promises.get(replica_id, -math.inf))
 
     @property
+    def is_read(self) -> bool:
+        """Whether the last question for the keys was answered: `seen` is what they are now."""
+        return self._was_fresh
+
+    @property
     def _loop_s(self) -> float:
         return self._settings.loop_s
 
