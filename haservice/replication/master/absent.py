@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from haservice.log_throttle import LogThrottle
 from haservice.replication.master.connection import HAConnection
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 ABSENT_MAX = 16
 # The log tells one cause of one slave this often at most.
 TELL_S = 10.0
+# And one that only a person can end: a slave dials again every few seconds until then.
+TELL_GRAVE_S = 600.0
 # These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
 _GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
 
@@ -34,6 +36,7 @@ class AbsentSlaves:
         self._lock = threading.Lock()  # guards what follows
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._throttle = LogThrottle(TELL_S)
+        self._grave = LogThrottle(TELL_GRAVE_S)
 
     def ended(self, connection: HAConnection, error: Exception | None) -> None:
         """A connection has ended, and why; `error` is None if the slave has closed it."""
@@ -42,12 +45,15 @@ class AbsentSlaves:
             self.note(connection.peer, f"greeting: {error}")
         elif isinstance(error, ReportRefused):
             level = logging.ERROR if error.refusal in _GRAVE else logging.WARNING
-            self._tell(connection, error, level, error.reported, error.refusal.value)
+            self._tell(connection, error, level, error.reported, error.refusal)
         elif isinstance(error, NotAReport):
-            self._tell(connection, error, logging.WARNING, -1, "no report")
+            self._tell(connection, error, logging.WARNING, -1, NotAReport)
         elif isinstance(error, HandshakeFailed):
-            self._tell(connection, error, logging.WARNING, -1, "TLS")
+            self._tell(connection, error, logging.WARNING, -1, HandshakeFailed)
         elif reported >= 0:
+            with self._lock:
+                for refusal in _GRAVE:
+                    self._grave.ended((connection.progress.identity, refusal))
             self.note(connection.peer, f"disconnected: {error or 'closed by the slave'}", reported)
         elif error is not None:
             logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
@@ -68,10 +74,11 @@ class AbsentSlaves:
             return tuple(one for host, (at_s, one) in self._absent.items() if at_s > back_s.get(host, 0.0))
 
     def _tell(
-        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
+        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: Hashable
     ) -> None:
         self.note(connection.peer, str(error), reported)
+        throttle = self._grave if level == logging.ERROR else self._throttle
         with self._lock:
-            ready = self._throttle.ready(f"{connection.progress.identity} {cause}", time.monotonic())
+            ready = throttle.ready((connection.progress.identity, cause), time.monotonic())
         if ready:
             logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
