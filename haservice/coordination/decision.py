@@ -288,11 +288,16 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
 
 
 def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
-    """Whether `status` is to be written: where the log ends alone is told when it matters, and now and then."""
-    if told is None or replace(told, end=now.end) != now:
+    """Whether `status` is to be written: how far logs go is told when it matters, and now and then."""
+    if told is None or _word(told) != _word(now):
         return True
     is_due = facts.must_tell_end or facts.now_s >= facts.status_told_s + TELL_SECONDS
-    return told.end != now.end and is_due
+    return told != now and is_due
+
+
+def _word(status: Status) -> tuple[str, int, bool, bool]:
+    """What it says beside how far logs go."""
+    return status.replica_id, status.epoch, status.is_final, status.goes_on
 
 
 def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:
