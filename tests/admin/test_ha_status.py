@@ -388,3 +388,39 @@ def test_why_nobody_takes_the_lease_is_told_below_the_lines() -> None:
         "broker-a at 10.0.0.1:10911 is not the master: the coordinator cannot be reached",
         "broker-a at 10.0.0.2:10911 is not the master: failover is paused: mqadmin resume",
     ]
+
+
+def test_who_holds_the_lease_is_told_by_who_reads_it_and_nobody_holds_it_and_is_no_master() -> None:
+    """A master that is cut off knows what it read last; its slave reads that it is over, or that it is not."""
+    holds = {"leaseMaster": "10.0.0.1:10911 epoch 1000"}
+    cut_off = {
+        **holds,
+        "leaseIsRead": "false",
+        "leaseWhyNot": "the coordinator cannot be reached: no answer",
+        "leaseTrouble": "no answer",
+    }
+    reads = {"leaseIsRead": "true", "leaseWhyNot": "a slave"}
+
+    def notes(of_master: dict[str, str], of_slave: dict[str, str]) -> list[str]:
+        return table_of([leased(master(), **of_master), leased(slave(), **of_slave)], NOW_MS).notes
+
+    by = "by etcd://10.0.0.9:2379"
+    failsafe = {**cut_off, "leaseServesBy": "failsafe", "leaseSecondsLeft": "3.1"}
+    assert notes(failsafe, {**reads, **cut_off}) == [
+        "broker-a: no broker that answers can read etcd://10.0.0.9:2379, so nobody can take the lease now.",
+        "broker-a at 10.0.0.1:10911 serves by failsafe, for its slaves promise to take no lease: no answer",
+        "broker-a at 10.0.0.2:10911 is not the master: the coordinator cannot be reached: no answer",
+    ]
+    assert notes(cut_off, {**reads, **holds}) == [
+        f"broker-a: 10.0.0.1:10911 epoch 1000 holds the lease, {by}.",
+        "broker-a at 10.0.0.1:10911 does not take messages now: the coordinator cannot be reached: no answer",
+    ]
+    assert notes(cut_off, reads)[:2] == [
+        f"broker-a: nobody holds the lease, {by}.",
+        "broker-a at 10.0.0.1:10911 is not the master: the coordinator cannot be reached: no answer",
+    ]
+    full = {**holds, "leaseIsRead": "true", "leaseTrouble": "it is full", "leaseSecondsLeft": "4.0"}
+    assert notes(full, {**reads, **holds}) == [
+        f"broker-a: 10.0.0.1:10911 epoch 1000 holds the lease, {by}.",
+        "broker-a at 10.0.0.1:10911 cannot use the coordinator: it is full",
+    ]

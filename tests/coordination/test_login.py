@@ -1,4 +1,4 @@
-"""A real etcd that wants to know who asks: who says so is served, also once it has forgotten him."""
+"""A real etcd, and a real ZooKeeper, that want to know who asks: who says so is served, also once that is forgotten."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
 
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.connect import coordinator_at
@@ -14,16 +16,20 @@ from haservice.coordination.coordinator import (
     Coordinator,
     CoordinatorError,
     CoordinatorRefusal,
+    SessionEnded,
     Transaction,
 )
+from haservice.coordination.zookeeper import ZooKeeperCoordinator
 from tests.support.coordinators import (
     ETCD_MISSING,
+    ZOOKEEPER_MISSING,
     Server,
     ask_etcd,
     etcd,
     opened,
     token_options,
     wants_a_login,
+    zookeeper,
 )
 from tests.support.waiting import wait_until
 
@@ -154,4 +160,61 @@ def test_who_does_not_is_told_so(server: Server, user: str, password: str, why: 
         return why in str(told.value)
 
     wait_until(is_told, why)
+    one.close()
+
+
+# -- ZooKeeper --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zookeeper_server(tmp_path: Path) -> Iterator[Server]:
+    if ZOOKEEPER_MISSING:
+        pytest.skip(ZOOKEEPER_MISSING)
+    with zookeeper(tmp_path) as (one,):
+        yield one
+
+
+def at_zookeeper(server: Server, path: str, user: str, password: str) -> Coordinator:
+    place = place_of(f"zookeeper://127.0.0.1:{server.port}{path}")
+    return coordinator_at(place, "test", "broker-a", Keys(user, password))
+
+
+def test_a_session_that_ends_for_a_refused_login_is_followed_by_another_one(zookeeper_server: Server) -> None:
+    """A server that is asked for a kind of login that it does not know ends the session so: AUTH_FAILED."""
+    one = at_zookeeper(zookeeper_server, "", "pair", "secret")
+    assert isinstance(one, ZooKeeperCoordinator)
+    try:
+        wait_until(lambda: opened(one, 10.0), "a session")
+        client = one._client
+        assert client is not None
+        client.add_auth_async("no such kind", "secret")
+
+        def has_ended() -> bool:
+            try:
+                one.renew()
+            except SessionEnded:
+                return True
+            return False
+
+        wait_until(has_ended, "it is told as the end of the session, and not as silence")
+        wait_until(lambda: opened(one, 10.0), "another one")
+        assert one.commit(Transaction({"epoch": 0}, {"epoch": b"1"}))
+    finally:
+        one.close()
+
+
+def test_who_is_not_let_in_by_an_acl_is_told_what_helps(zookeeper_server: Server) -> None:
+    root = KazooClient(hosts=f"127.0.0.1:{zookeeper_server.port}")
+    root.start(timeout=40)
+    root.create("/secured", acl=[make_digest_acl("pair", "secret", all=True)])
+    root.stop()
+    root.close()
+    for user, password in (("pair", "wrong"), ("", "")):
+        one = at_zookeeper(zookeeper_server, "/secured", user, password)
+        with pytest.raises(CoordinatorRefusal, match=r"haCoordinatorUser and haCoordinatorPassword .* ACLs"):
+            one.open_session(10.0)
+        one.close()
+    one = at_zookeeper(zookeeper_server, "/secured", "pair", "secret")
+    wait_until(lambda: opened(one, 10.0), "who is let in")
+    assert one.commit(Transaction({"epoch": 0}, {"epoch": b"1"}))
     one.close()
