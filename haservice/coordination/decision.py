@@ -295,9 +295,9 @@ def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
     return told != now and is_due
 
 
-def _word(status: Status) -> tuple[str, int, bool, bool]:
+def _word(status: Status) -> tuple[str, int, bool, bool, frozenset[str]]:
     """What it says beside how far logs go."""
-    return status.replica_id, status.epoch, status.is_final, status.goes_on
+    return status.replica_id, status.epoch, status.is_final, status.goes_on, frozenset(status.told)
 
 
 def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:
