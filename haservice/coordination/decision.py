@@ -38,7 +38,7 @@ from haservice.coordination.cluster import (
     Status,
 )
 from haservice.coordination.coordinator import ABSENT, HISTORY, Transaction
-from haservice.coordination.facts import LeaseFacts, Own, VotersChange
+from haservice.coordination.facts import TELL_SECONDS, LeaseFacts, Own, VotersChange
 from haservice.coordination.voters import NEVER, Follower, Voters, wanted
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
@@ -301,7 +301,7 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
         goes_on=seen.settings.paused,
         told=told(facts, seen, change, Mark(own.opened, end)),
     )
-    if status != seen.status or facts.is_given_back or facts.has_fallen_back:
+    if _is_news(facts, seen.status, status) or facts.is_given_back or facts.has_fallen_back:
         puts[STATUS] = encode(status)
     if change is not None and own.counts == counts and change.version == seen.version(VOTERS):
         acks = {name: one.ack for name, one in own.followers.items()}
@@ -313,6 +313,19 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
             puts[VOTERS] = encode(seen.voters)
     commit = Transaction(seen.expecting(MASTER, EPOCH, *puts), puts) if puts else None
     return Decided(tuple(actions), commit, change=change)
+
+
+def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
+    """Whether `status` is to be written: how far logs go is told when it matters, and now and then."""
+    if told is None or _word(told) != _word(now):
+        return True
+    is_due = facts.must_tell_end or facts.now_s >= facts.status_told_s + TELL_SECONDS
+    return told != now and is_due
+
+
+def _word(status: Status) -> tuple[str, int, bool, bool, frozenset[str]]:
+    """What it says beside how far logs go."""
+    return status.replica_id, status.epoch, status.is_final, status.goes_on, frozenset(status.told)
 
 
 def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:

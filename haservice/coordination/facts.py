@@ -10,6 +10,9 @@ from haservice.coordination.cluster import STATUS, Cluster, Leaseholder, MemberS
 from haservice.coordination.voters import Follower, Voters
 from haservice.replication.lineage.epochs import Mark, of_one_promotion
 
+# Where a log ends is told so often if nothing is decided by it: etcd keeps each write until it is compacted.
+TELL_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Own:
@@ -84,6 +87,8 @@ class LeaseFacts:
     """The version of `status` that we last asked to replace while we did not go on without a lease."""
     requested_s: float = math.inf
     """When we first read of the switchover that is asked for."""
+    status_told_s: float = -math.inf
+    """When we last wrote `status`."""
 
     @property
     def settings(self) -> Settings:
@@ -141,6 +146,18 @@ class LeaseFacts:
         acks = [followers[one].ack if one in followers else 0 for one in self.who_could_take_it]
         end = self.own.member.mark.end
         return end - max(told, min(acks, default=end))
+
+    @property
+    def must_tell_end(self) -> bool:
+        """Whether a failover might lose more than it may unless the coordinator hears now where our log ends.
+
+        Whoever lacks no more than that may be lost takes over with or without it: its log only grows.
+        """
+        seen, most, end = self.seen, self.settings.max_loss_bytes, self.own.member.mark.end
+        if seen is None or most == 0 or 0 not in (self.own.needed, seen.voters.needed):
+            return False
+        followers = self.own.followers
+        return any(one not in followers or end - followers[one].ack > most for one in self.who_could_take_it)
 
     @property
     def may_be_served(self) -> bool:

@@ -105,6 +105,19 @@ def stock(addr: str, role: str, end: int = 5000, **seen: Any) -> Seen:
     return Seen(broker(addr, 1 if role == "SLAVE" else 0), role, end, None, **seen)
 
 
+def by(coordinator: str = "etcd://10.0.0.9:2379", **said: str) -> dict[str, str]:
+    """What a broker with a coordinator tells of the lease."""
+    whole = {
+        "leaseCoordinator": coordinator,
+        "leaseKeys": "/haservice/C/broker-a",
+        "leaseIsRead": "true",
+        "leaseTrouble": "",
+        "leaseMaster": "10.0.0.1:10911 epoch 1000",
+        "leaseSecondsLeft": "4.2",
+    }
+    return whole | said
+
+
 WAITING = slave(client={"state": "READY", "last_error": "Connection refused"})
 DENIED = AnswerError(MASTER, 1, "AclException: no account")
 FAR = link(in_sync=False, diff=300 * MIB, lag_seconds=40.0, reason="further behind than 256 MiB")
@@ -225,6 +238,65 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         [slave(info={"leaseWhyNot": "failover is paused: mqadmin resume"})],
         Severity.CRITICAL,
         "10.0.0.2:10911 does not take the lease: failover is paused: mqadmin resume",
+    ),
+    "a pair whose slave would take over": (
+        [master(link(), info=by()), slave(info=by())],
+        Severity.OK,
+        "OK, ",
+    ),
+    "one coordinator with two addresses": (
+        [master(link(), info=by()), slave(info=by("etcd://10.0.0.8:2379"))],
+        Severity.OK,
+        "OK, ",
+    ),
+    "a slave that would not take over": (
+        [master(link(), info=by()), slave(info=by(leaseTrouble="no answer", leaseCouldNot="no answer"))],
+        Severity.WARNING,
+        "NOBODY COULD TAKE OVER, 10.0.0.2:10911: no answer",
+    ),
+    "one of two slaves that would not take over": (
+        [
+            master(link(), link(broker_addr=OTHER, replica_id=C), info=by()),
+            slave(info=by(leaseCouldNot="no answer")),
+            slave(OTHER, C, info=by()),
+        ],
+        Severity.WARNING,
+        "SLAVE COULD NOT TAKE OVER, 10.0.0.2:10911: no answer",
+    ),
+    "a master that serves by failsafe": (
+        [master(link(), info=by(leaseTrouble="no answer", leaseServesBy="failsafe")), slave(info=by())],
+        Severity.WARNING,
+        "MASTER SERVES BY FAILSAFE, 10.0.0.1:10911: no answer",
+    ),
+    "a coordinator that is full": (
+        [master(link(), info=by(leaseTrouble="it is full", leaseServesBy="lease")), slave(info=by())],
+        Severity.WARNING,
+        "COORDINATOR NOT USABLE, 10.0.0.1:10911: it is full",
+    ),
+    "a slave with another coordinator": (
+        [master(link(), info=by()), slave(info=by("etcd://10.0.0.8:2379", leaseMaster=""))],
+        Severity.WARNING,
+        "its coordinator, etcd://10.0.0.8:2379, names nobody as the master",
+    ),
+    "a slave with another cluster name": (
+        [master(link(), info=by()), slave(info=by(leaseKeys="/haservice/D/broker-a", leaseMaster=""))],
+        Severity.WARNING,
+        "below /haservice/D/broker-a, its master's below /haservice/C/broker-a: give both files the same",
+    ),
+    "a slave that has not heard of a change of roles yet": (
+        [master(link(), info=by()), slave(info=by(leaseMaster="10.0.0.2:10911 epoch 1000"))],
+        Severity.OK,
+        "OK, ",
+    ),
+    "a slave without the master's coordinator": (
+        [master(link(), info=by()), slave()],
+        Severity.WARNING,
+        "NOBODY COULD TAKE OVER, 10.0.0.2:10911: it runs without haCoordinator",
+    ),
+    "a master without the slave's coordinator": (
+        [master(link()), slave(info=by())],
+        Severity.WARNING,
+        "its master has none: give both the same",
     ),
     "a full disk": (
         [master(link(), info={"refusesSends": "disk is 91 % used", "commitLogDiskRatio": "0.91"}), slave()],

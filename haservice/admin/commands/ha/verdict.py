@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from haservice.admin.commands.coordinator import lease_verdict
 from haservice.admin.commands.dledger.judging import (
     differing,
     followers,
@@ -120,6 +121,7 @@ class _Judge:
             found, good = [self._two_masters()], ""
         elif self.alone and self.slaves:
             found, good = list(self._link_of(self.slaves[0])), f"{where(self.slaves[0])} {self._follows()}"
+            found += lease_verdict.of_slave(self.slaves[0])
         else:
             found, good = [self._no_master()], ""
         found += [trouble for one in self.slaves for trouble in self._troubles(one)]
@@ -201,6 +203,7 @@ class _Judge:
             yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
         yield from self._troubles(master)
+        yield from lease_verdict.of_master(master, self.slaves)
         yield from self._replication(master)
 
     def _differing_promises(self, master: Seen) -> Iterator[Finding]:
