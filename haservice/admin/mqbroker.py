@@ -29,6 +29,7 @@ from haservice.admin.daemons import (
 from haservice.binding import keys_of
 from haservice.broker.lease.keeper import lease_of
 from haservice.broker.majority.member import member_of
+from haservice.broker.metadata import unfit_files
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
 from haservice.configuration import config, examples
@@ -60,6 +61,14 @@ logger = logging.getLogger(__name__)
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@click.option(
+    "--accept-empty",
+    "accept_empty",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice(unfit_files.NAMES),
+    help="Start with an empty table where this file of config/ and its .bak cannot be read; kept as NAME.unfit.",
+)
 @version_option
 def mqbroker(
     config_file: Path | None,
@@ -68,6 +77,7 @@ def mqbroker(
     print_important: bool,
     example: str | None,
     logging_file: Path | None,
+    accept_empty: tuple[str, ...],
 ) -> None:
     """Runs one broker: a master, the slave of one, or a member of a group that elects its master.
 
@@ -108,7 +118,7 @@ def mqbroker(
         allow_many_files()
         with store_key_named(node_config), lease_of(node_config) as lease, member_of(node_config) as member:
             run(
-                BrokerNode(node_config, lease=lease, member=member),
+                BrokerNode(node_config, lease=lease, member=member, accept_empty=frozenset(accept_empty)),
                 lambda: logs.configure(logging_file),
             )
         end_without_hung_work()

@@ -178,6 +178,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             events,
             turn=turn_soon,
             announce=registration.announce,
+            unfit_tables=lambda: tables.awaited.why,
         )
     follow_settings(
         live,

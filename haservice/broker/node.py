@@ -117,12 +117,13 @@ class BrokerNode:
         lease: LeaseKeeper | None = None,
         leads: bool = False,
         member: BrokerMember | None = None,
+        accept_empty: frozenset[str] = frozenset(),
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
         of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
 
         `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
-        a DLedger group, None without enableDLegerCommitLog.
+        a DLedger group, None without enableDLegerCommitLog.  `accept_empty`: names of small files that may be unfit.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.
@@ -136,6 +137,7 @@ class BrokerNode:
         self.stopped = threading.Event()
         self._lease = lease
         self._member = member
+        self._accept_empty = accept_empty
         self._leads = leads or lease is None
         self._heard = heard
         self._trusted_end = trusted_end
@@ -212,7 +214,12 @@ class BrokerNode:
     def again(self) -> BrokerNode:
         """The same node anew, after a refused start; without `trusted_end`, for it saw no log in order."""
         return BrokerNode(
-            self.file_config, heard=self._heard, lease=self._lease, leads=self._leads, member=self._member
+            self.file_config,
+            heard=self._heard,
+            lease=self._lease,
+            leads=self._leads,
+            member=self._member,
+            accept_empty=self._accept_empty,
         )
 
     @property
@@ -260,7 +267,7 @@ class BrokerNode:
         if isinstance(role, str):
             turn(role)
             return None
-        tables = Tables(config, store)
+        tables = Tables(config, store, accept_empty=self._accept_empty)
         self._running.add("tables", lambda _: tables.close())
         opened = Opened(role, store_host, tables, security, client, live, self.health, self._lease)
         return assemble(opened, turn)
@@ -313,6 +320,7 @@ class BrokerNode:
             parts.ha,
             may_be_first,
             self.health,
+            lambda: parts.tables.awaited.why,
         )
 
     def _say_ready(self) -> None:

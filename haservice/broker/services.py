@@ -174,6 +174,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
         tables.groups,
         delays=tables.delays,
         on_synced=tables.persistence.soon,
+        on_copied=tables.awaited.copied,
     )
 
 

@@ -159,3 +159,22 @@ def test_a_key_that_nobody_knows_is_a_warning_with_the_nearest(make_pair: MakePa
     pair.start_nameserver()
     pair.start_master(flushDiskTyp="SYNC_FLUSH")
     assert "flushDiskType" in pair.processes["broker-a"].output()
+
+
+def test_a_master_whose_offsets_cannot_be_read_starts_as_its_refusal_says(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    start_with_topic(pair, admin(pair))
+    send_ok(pair.master_addr, numbered(0, 10))
+    pair.processes["broker-a-s"].stop()
+    pair.processes["broker-a"].stop()
+    config = pair.store("broker-a") / "config"
+    (config / "topics.json").write_bytes(b"{")
+    (config / "topics.json.bak").write_bytes(b"{")
+    text = refused(pair.start_master)
+    assert str(config / "topics.json") in text
+    flags = text.partition("mqbroker -c FILE ")[2].split()[:2]
+    pair.start_broker("broker-a", flags, brokerRole="ASYNC_MASTER", brokerId="0")
+    assert (config / "topics.json.unfit").read_bytes() == b"{"
+    assert read(admin(pair), pair.master_addr) == numbered(0, 10)

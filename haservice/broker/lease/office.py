@@ -59,6 +59,8 @@ class RunningBroker:
     ha: MasterHAService[Any] | SlaveHAService
     may_be_first: bool
     health: Health
+    unfit_tables: Callable[[], str] = lambda: ""
+    """Why a slave's tables are no master's."""
 
 
 class Office:
@@ -164,7 +166,7 @@ class Office:
         if store.dispatcher.failed is not None:
             return f"its log is damaged: {store.dispatcher.failed}"
         if self.is_slave:
-            return ""
+            return self.broker.unfit_tables()
         return state.held or store.log.writable_but_for(HOLDER, DISK_HOLDER, LEASE_HOLDER) or ""
 
     # -- what is done to it -------------------------------------------------------------------------

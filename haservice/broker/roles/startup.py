@@ -35,14 +35,14 @@ from haservice.broker.roles.rules import (
     may_have_lost_what_it_acknowledged,
     role_in_force,
 )
-from haservice.broker.roles.state import Begin, RoleState, Who
+from haservice.broker.roles.state import Begin, RoleState, Who, refused
 from haservice.broker.services import flushes_at_once
 from haservice.configuration.settings import BrokerRole, NodeConfig, ReplicationConfig
 from haservice.errors import ConfigError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.headers.clients import ExtHeader
-from haservice.remoting.headers.lineage import LineageBody
+from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import LineageFile, RoleCommand, lacks_its_log, without_its_log
@@ -255,19 +255,21 @@ class RoleKeeper:
         *,
         turn: Callable[[str], None],
         announce: Callable[[], None],
+        unfit_tables: Callable[[], str] = lambda: "",
     ) -> None:
         """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
-        have something to hear.
+        have something to hear.  `unfit_tables` says why a slave's tables are no master's.
         """
         self.role = opened.role
         self.lineage = opened.lineage
         self.peers = opened.peers
+        self._unfit_tables = unfit_tables
         self._describe = Describe(
             opened.config,
             opened.lineage,
             opened.store,
             ha,
-            not_copied=lambda: slave_sync.refused,
+            not_copied=lambda: unfit_tables() or slave_sync.refused,
             master_addr=lambda: slave_sync.master_addr or "",
         )
         hands = RoleHands(
@@ -301,6 +303,10 @@ class RoleKeeper:
 
     def ask(self, header: ExtHeader) -> JSONBody:
         """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
+        if isinstance(header, PromoteHeader) and (why := self._unfit_tables()):
+            raise refused(
+                f"{why}; mqbroker -c FILE --accept-empty NAME, at its next start, takes an empty one"
+            )
         return self.executor.ask(header)
 
     def gauges(self) -> Mapping[str, str]:
