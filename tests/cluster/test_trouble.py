@@ -62,6 +62,21 @@ def test_a_store_that_another_broker_holds_is_refused_and_left_alone(make_pair: 
     assert read(ask, pair.master_addr) == numbered(0, 100)
 
 
+def test_a_log_directory_of_another_store_is_refused_with_both_roots(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair()
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 50))
+    thief = make_pair()
+    shared = pair.store("broker-a") / "commitlog"
+    text = refused(lambda: thief.start_master(storePathCommitLog=str(shared)))
+    for path in (shared, pair.store("broker-a"), thief.store("broker-a")):
+        assert str(path) in text
+    assert "give this broker its own storePathCommitLog" in text
+    send_ok(pair.master_addr, numbered(50, 100))
+    assert read(ask, pair.master_addr) == numbered(0, 100)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
