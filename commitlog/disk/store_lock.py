@@ -127,7 +127,7 @@ def _root_that_holds(directory: os.stat_result) -> Path | None:
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         pid = next(words[4] for words in locks if words[1] == "FLOCK" and words[5] == place)
-        opened = [Path(os.readlink(one)) for one in Path("/proc", pid, "fd").iterdir()]
+        opened = [one.readlink() for one in Path("/proc", pid, "fd").iterdir()]
     except (OSError, StopIteration, IndexError):
         return None
     return next((one.parent for one in sorted(opened) if one.name == "lock" and is_locked(one.parent)), None)

@@ -50,6 +50,7 @@ from haservice.broker.roles.startup import RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
+from haservice.broker.store_owner import Accepted, check_owner, note_owner
 from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
@@ -117,13 +118,13 @@ class BrokerNode:
         lease: LeaseKeeper | None = None,
         leads: bool = False,
         member: BrokerMember | None = None,
-        accept_empty: frozenset[str] = frozenset(),
+        accepted: Accepted = Accepted(),
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
         of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
 
         `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
-        a DLedger group, None without enableDLegerCommitLog.  `accept_empty`: names of small files that may be unfit.
+        a DLedger group, None without enableDLegerCommitLog.  `accepted`: what would refuse this start otherwise.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.
@@ -137,7 +138,7 @@ class BrokerNode:
         self.stopped = threading.Event()
         self._lease = lease
         self._member = member
-        self._accept_empty = accept_empty
+        self._accepted = accepted
         self._leads = leads or lease is None
         self._heard = heard
         self._trusted_end = trusted_end
@@ -219,7 +220,7 @@ class BrokerNode:
             lease=self._lease,
             leads=self._leads,
             member=self._member,
-            accept_empty=self._accept_empty,
+            accepted=self._accepted,
         )
 
     @property
@@ -252,12 +253,14 @@ class BrokerNode:
         config = self.config = startup.config
         live = live_settings_of(config)
         store_host = store_host_of(config)
+        check_owner(self.file_config, self._accepted)
         if member is None:
             check_is_classic(config.log)
             store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
         else:
             store = member.open_store(config, store_host)
         self._running.add("store", lambda _: self._close_store(store))
+        note_owner(self.file_config)
         check_ports(config, security)
 
         def turn(why: str) -> None:
@@ -267,7 +270,7 @@ class BrokerNode:
         if isinstance(role, str):
             turn(role)
             return None
-        tables = Tables(config, store, accept_empty=self._accept_empty)
+        tables = Tables(config, store, accept_empty=self._accepted.empty)
         self._running.add("tables", lambda _: tables.close())
         opened = Opened(role, store_host, tables, security, client, live, self.health, self._lease)
         return assemble(opened, turn)

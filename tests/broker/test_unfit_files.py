@@ -11,6 +11,7 @@ import pytest
 from haservice.broker.metadata import unfit_files
 from haservice.broker.metadata.unfit_files import UnfitFile
 from haservice.broker.node import BrokerNode
+from haservice.broker.store_owner import Accepted
 from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.client import BlockingClient
@@ -52,7 +53,7 @@ def test_a_master_does_not_start_with_an_empty_table(
     assert f"mqbroker -c FILE --accept-empty {name}" in str(caught.value)
     assert path.read_bytes() == TORN
 
-    node = BrokerNode(node_config(tmp_path / "a"), accept_empty=frozenset({name}))
+    node = BrokerNode(node_config(tmp_path / "a"), accepted=Accepted(empty=frozenset({name})))
     node.start()
     node.stop()
     assert path.with_name(f"{name}.unfit").read_bytes() == TORN
@@ -71,7 +72,7 @@ def test_all_unfit_files_are_named_at_once(start: Start, tmp_path: Path) -> None
 
 def test_a_fit_file_is_not_emptied_by_the_flag(start: Start, client: BlockingClient, tmp_path: Path) -> None:
     filled(tmp_path / "a", start, client)
-    node = BrokerNode(node_config(tmp_path / "a"), accept_empty=frozenset({unfit_files.OFFSETS}))
+    node = BrokerNode(node_config(tmp_path / "a"), accepted=Accepted(empty=frozenset({unfit_files.OFFSETS})))
     node.start()
     assert node.offsets.query("g", "T", 0) == 1
     node.stop()

@@ -62,6 +62,18 @@ def test_a_store_that_another_broker_holds_is_refused_and_left_alone(make_pair: 
     assert read(ask, pair.master_addr) == numbered(0, 100)
 
 
+def test_a_store_of_another_name_is_taken_as_its_refusal_says(make_pair: MakePair) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    pair.start_nameserver()
+    pair.start_master().stop()
+    text = refused(lambda: pair.start_master(brokerName="broker-b"))
+    assert str(pair.store("broker-a")) in text
+    flag = text.partition("mqbroker -c FILE ")[2].split(",")[0]
+    renamed = {"brokerName": "broker-b", "brokerRole": "ASYNC_MASTER", "brokerId": "0"}
+    pair.start_broker("broker-a", [flag], **renamed).stop()
+    pair.start_broker("broker-a", **renamed)
+
+
 def test_a_log_directory_of_another_store_is_refused_with_both_roots(make_pair: MakePair, admin: Ask) -> None:
     pair = make_pair()
     ask = admin(pair)
