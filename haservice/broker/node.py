@@ -50,7 +50,7 @@ from haservice.broker.roles.startup import RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
-from haservice.broker.store_owner import Accepted, check_owner, note_owner
+from haservice.broker.store_owner import REFUSES_ALL, Accepted, check_owner, note_owner
 from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
@@ -118,7 +118,7 @@ class BrokerNode:
         lease: LeaseKeeper | None = None,
         leads: bool = False,
         member: BrokerMember | None = None,
-        accepted: Accepted = Accepted(),
+        accepted: Accepted = REFUSES_ALL,
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
         of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.

@@ -31,6 +31,9 @@ class Accepted:
     """Names of files of config/ that cannot be read: their tables begin empty."""
 
 
+REFUSES_ALL = Accepted()
+
+
 class Owner(msgspec.Struct, frozen=True):
     """`broker_id` is that of the properties file."""
 
