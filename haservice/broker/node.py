@@ -251,7 +251,7 @@ class BrokerNode:
             startup = MajorityStartup(self.file_config, member)
         self._startup = startup
         config = self.config = startup.config
-        live = live_settings_of(config)
+        live = live_settings_of(config, self.file_config)
         store_host = store_host_of(config)
         check_owner(self.file_config, self._accepted)
         if member is None:

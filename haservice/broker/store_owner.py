@@ -11,8 +11,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from commitlog.errors import StoreUnreadable
 from haservice import typed_json
 from haservice.configuration.settings import NodeConfig
@@ -34,12 +32,16 @@ class Accepted:
 REFUSES_ALL = Accepted()
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """`broker_id` is that of the properties file."""
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The file; `broker_id` is that of the properties file."""
 
-    cluster: str = msgspec.field(name="brokerClusterName")
-    broker: str = msgspec.field(name="brokerName")
-    broker_id: int = msgspec.field(name="brokerId")
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+
+    def __str__(self) -> str:
+        return f"{self.broker_name} in {self.cluster_name}"
 
 
 class ForeignStore(StoreUnreadable):
@@ -48,10 +50,10 @@ class ForeignStore(StoreUnreadable):
     def __init__(self, root: Path, was: Owner, now: Owner) -> None:
         super().__init__(
             root,
-            f"is the store of brokerName={was.broker} in brokerClusterName={was.cluster}, and not of {now.broker} in"
-            f" {now.cluster}: is this the right storePathRootDir, and the right disk? If the broker is meant to have"
+            f"is the store of brokerName={was.broker_name} in brokerClusterName={was.cluster_name}, and not of"
+            f" {now}: is this the right storePathRootDir, and the right disk? If the broker is meant to have"
             " another name from now on, start it once with mqbroker -c FILE --accept-store, its slaves too: clients"
-            f" then find the messages of {was.broker} at {now.broker}",
+            f" then find the messages of {was.broker_name} at {now.broker_name}",
         )
         self.was = was
 
@@ -61,7 +63,7 @@ def check_owner(config: NodeConfig, accepted: Accepted) -> None:
     was, now = _file(config).load(_decode), _owner(config)
     if was is None:
         return
-    if (was.cluster, was.broker) != (now.cluster, now.broker):
+    if (was.cluster_name, was.broker_name) != (now.cluster_name, now.broker_name):
         if not accepted.store:
             raise ForeignStore(config.log.root, was, now)
         logger.warning("the store of another broker is taken, as --accept-store says was=%s now=%s", was, now)

@@ -43,9 +43,9 @@ def test_a_store_that_names_no_owner_is_taken_and_that_is_written_down(start: St
     owner.unlink()
     start("a", broker={"broker_name": "broker-b"}).stop()
     assert json.loads(owner.read_bytes()) == {
-        "brokerClusterName": "C",
-        "brokerName": "broker-b",
-        "brokerId": 0,
+        "cluster_name": "C",
+        "broker_name": "broker-b",
+        "broker_id": 0,
     }
 
 

@@ -73,6 +73,8 @@ class Office:
         self.counts: Voters | None = None
         self._is_held = False
         self.served_epoch = -1
+        # All that a predecessor in this process may have acknowledged, perhaps as another kind of master.
+        self._since = broker.store.log.end
         self._change: Future[JSONBody] | None = None
         self._told: tuple[str, int, float] = ("", -1, 0.0)
 
@@ -157,7 +159,7 @@ class Office:
             return end
         if self.broker.config.broker.role is BrokerRole.ASYNC_MASTER:
             return end
-        return max(last.start, ha.acknowledged)
+        return max(last.start, ha.acknowledged, self._since)
 
     def _unfit(self) -> str:
         store, state = self.broker.store, self.broker.executor.state

@@ -35,7 +35,7 @@ from haservice.broker.roles.rules import (
     may_have_lost_what_it_acknowledged,
     role_in_force,
 )
-from haservice.broker.roles.state import Begin, RoleState, Who, refused
+from haservice.broker.roles.state import Begin, Order, RoleState, Who, refused
 from haservice.broker.services import flushes_at_once
 from haservice.configuration.settings import BrokerRole, NodeConfig, ReplicationConfig
 from haservice.errors import ConfigError
@@ -301,7 +301,7 @@ class RoleKeeper:
         executor = self.executor
         return self._describe.body(executor.state, role, changing=executor.changing)
 
-    def ask(self, header: ExtHeader) -> JSONBody:
+    def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
         if isinstance(header, PromoteHeader) and (why := self._unfit_tables()):
             raise refused(

@@ -59,6 +59,10 @@ def verdicts_of(
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
 
 
+# In a broker's runtime table: brokerRole as its properties file has it by now.
+IN_FILE = "brokerRoleInFile"
+
+
 def where(one: Seen) -> str:
     return shown_addr(one.broker.addr)
 
@@ -188,8 +192,27 @@ class _Judge:
         if master.lineage is not None and master.lineage.unproven:
             yield Finding(Severity.WARNING, "EPOCH WITHOUT PROOF", master.lineage.unproven)
         yield from self._registration(master)
+        yield from self._unlike_file(master)
         yield from self._troubles(master)
         yield from self._replication(master)
+
+    def _unlike_file(self, master: Seen) -> Iterator[Finding]:
+        """A properties file that asks for another kind of master than the one that serves.
+
+        The master's own file counts, unless it makes that broker a slave: then those of the others.
+        """
+        own, role = master.info.get(IN_FILE, ""), master.role
+        kinds = {"ASYNC_MASTER", "SYNC_MASTER"}
+        asking = [master] if own in kinds else self.slaves
+        for one in asking:
+            wanted = one.info.get(IN_FILE, "")
+            if wanted in kinds and role in kinds and wanted != role and master not in self.group:
+                text = (
+                    f"{where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {where(one)}"
+                    f" says brokerRole={wanted}: mqadmin switchover -b {master.broker.name} --role {wanted} makes it"
+                    f" one at once, or write {role} into that file"
+                )
+                yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
 
     def _registration(self, master: Seen) -> Iterator[Finding]:
         """Whether clients find it."""
