@@ -322,3 +322,29 @@ def test_a_sync_master_whose_slave_is_lost_becomes_an_async_master_as_its_refusa
     pair.start_slave()
     wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
     assert read(ask, pair.slave_addr) == numbered(0, 200)
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_nobody_knows_what_an_async_master_acknowledged_last(
+    end: str, make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_caught_up(pair, ask)
+    getattr(pair.processes["broker-a"], end)()
+    command = ("failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run(command[0], "-n", pair.namesrv_addr, *command[1:])
+    assert refused.exit_code == 1
+    assert "refused: the last master was an ASYNC_MASTER" in refused.stderr
+    assert f"start {pair.master_addr}, the last master, again" in refused.stderr
+    if end == "kill":
+        assert typed(pair, *command, "--force")["newMaster"] == pair.slave_addr
+        assert role_at(ask, pair.slave_addr) == "ASYNC_MASTER"
+    else:  # as the refusal says
+        pair.start_master()
+        wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
+        done = typed(pair, "switchover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+        assert done["newMaster"] == pair.slave_addr
+    assert read(ask, pair.slave_addr) == numbered(0, 100)
