@@ -22,8 +22,10 @@ logger = logging.getLogger(__name__)
 ABSENT_MAX = 16
 # The log tells one cause of one slave this often at most.
 TELL_S = 10.0
-# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
+# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.  The slave dials
+# every few seconds meanwhile, which is no news.
 _GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
+GRAVE_AGAIN_S = 600.0
 
 
 class AbsentSlaves:
@@ -34,6 +36,7 @@ class AbsentSlaves:
         self._lock = threading.Lock()  # guards what follows
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._throttle = LogThrottle(TELL_S)
+        self._grave = LogThrottle(GRAVE_AGAIN_S)
 
     def ended(self, connection: HAConnection, error: Exception | None) -> None:
         """A connection has ended, and why; `error` is None if the slave has closed it."""
@@ -71,7 +74,8 @@ class AbsentSlaves:
         self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
     ) -> None:
         self.note(connection.peer, str(error), reported)
+        throttle = self._grave if level == logging.ERROR else self._throttle
         with self._lock:
-            ready = self._throttle.ready(f"{connection.progress.identity} {cause}", time.monotonic())
+            ready = throttle.ready(f"{connection.progress.identity} {cause}", time.monotonic())
         if ready:
             logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
