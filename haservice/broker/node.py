@@ -352,7 +352,7 @@ class BrokerNode:
         trouble = parts.store.dispatcher.trouble
         self.health.dispatch_is(trouble, parts.store.dispatcher.failed)
         if self._member is not None:
-            self._member.unwell(self.health.why_vital or trouble or "")
+            self._member.unwell(self.health.why_vital or trouble or parts.tables.awaited.why)
 
     # Stopping
 

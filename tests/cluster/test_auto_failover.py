@@ -350,3 +350,33 @@ def test_a_master_with_a_coordinator_becomes_another_kind_of_master_and_keeps_it
     change(pair.slave_addr, "ASYNC_MASTER", "0")
     pair.processes["broker-a"].kill()
     wait_until(numbers.try_at(pair.slave_addr), "an ASYNC_MASTER alone answers OK")
+
+
+def test_a_broker_whose_topics_cannot_be_read_takes_no_lease_before_somebody_accepts_that(
+    etcd_server: Server, make_pair: MakePair, admin: Ask
+) -> None:
+    place = f"etcd://127.0.0.1:{etcd_server.port}"
+    pair = make_pair("ASYNC_MASTER")
+    ask, numbers = admin(pair), Numbers()
+    started(pair, ask, place)
+    wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK")
+    pair.processes["broker-a-s"].stop()
+    pair.processes["broker-a"].stop()
+    topics = pair.store("broker-a") / "config" / "topics.json"
+    for path in (topics, topics.with_name("topics.json.bak")):
+        path.write_bytes(b"{")
+    restart(pair, place)
+
+    def why_not() -> str:
+        with contextlib.suppress(HAServiceError):
+            return ask.runtime_info(pair.master_addr)["leaseWhyNot"]
+        return ""
+
+    wait_until(lambda: "topics.json could not be read" in why_not(), "it says why it takes no lease")
+    pair.processes["broker-a"].stop()
+    settings = {"haCoordinator": place, "haLeaseTtl": str(TTL_S), "haLoopWait": "1"}
+    pair.start_broker(
+        "broker-a", ["--accept-empty", "topics.json"], brokerRole="ASYNC_MASTER", brokerId="0", **settings
+    )
+    wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK again")
+    assert topics.with_name("topics.json.unfit").read_bytes() == b"{"

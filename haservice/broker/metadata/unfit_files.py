@@ -55,7 +55,11 @@ class Awaited:
         names = [name for name in self._files if name not in self._copied]
         if not names:
             return ""
-        return f"its {' and '.join(names)} could not be read, and no master has given it another one yet"
+        flags = " ".join(f"--accept-empty {name}" for name in names)
+        return (
+            f"its {' and '.join(names)} could not be read, and no master has given it another one yet; mqbroker -c FILE"
+            f" {flags}, at its next start, takes an empty one"
+        )
 
     def copied(self, name: str) -> None:
         """The master has given the table of this file."""
