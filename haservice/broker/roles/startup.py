@@ -304,9 +304,7 @@ class RoleKeeper:
     def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
         if isinstance(header, PromoteHeader) and (why := self._unfit_tables()):
-            raise refused(
-                f"{why}; mqbroker -c FILE --accept-empty NAME, at its next start, takes an empty one"
-            )
+            raise refused(why)
         return self.executor.ask(header)
 
     def gauges(self) -> Mapping[str, str]:
