@@ -2,6 +2,7 @@
 
 CommitLogError
 ├── StoreLocked           another process holds the store's lock file
+├── DirectoryLocked       a log's directory is another store's
 ├── StoreUnreadable       a path of the store cannot be made, opened or trusted
 │   ├── ForeignFile           a file that is not ours in one of our directories
 │   ├── SegmentSizeMismatch   a segment whose length is not as configured
@@ -35,6 +36,17 @@ class StoreLocked(CommitLogError):
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path}: locked by another process; is a broker already running on this store?")
         self.path = path
+
+
+class DirectoryLocked(CommitLogError):
+    """The directory of a log belongs to the running process of another store, whose root is `other` if it is known."""
+
+    def __init__(self, path: Path, root: Path, other: Path | None) -> None:
+        whose = f"the store at {other}" if other is not None else "another store"
+        super().__init__(f"{path}: {whose} has its log there and runs; the store at {root} must not share it")
+        self.path = path
+        self.root = root
+        self.other = other
 
 
 class StoreUnreadable(CommitLogError):

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from commitlog.disk.files import Files, OSFiles
 from commitlog.disk.small_file import read_file, replace_file
-from commitlog.disk.store_lock import StoreLock
+from commitlog.disk.store_lock import DirectoryLock, StoreLock
 from commitlog.dispatch.ahead import Ahead
 from commitlog.dispatch.dispatcher import Dispatcher
 from commitlog.dispatch.gathering import Gatherer, MakeGatherer
@@ -111,9 +111,10 @@ class Store:
         options, files = self.options, self._files
         with unreadable(options.root):
             files.make_directory(options.root)
-        lock = StoreLock(options.root)
-        self._opened.callback(lock.release)
+        self._opened.callback(StoreLock(options.root).release)
         with unreadable(options.root):
+            files.make_directory(options.log_path)
+            self._opened.callback(DirectoryLock(options.log_path, options.root).release)
             self._open_log(not files.exists(self._abort), store_host, clock_ms)
             self._make_abort()
         logger.info("log recovered %s", self.recovery)

@@ -5,7 +5,8 @@ PersistedFile first puts the previous content into `<file>.bak` in the same way,
 `MixAll.string2File` does.  Unlike there, the main file is never missing, and a backup is never half written.
 
 A load reads the main file; if that is missing, empty or does not parse, it reads the `.bak`.  If neither is
-there, this is a first start.
+there, this is a first start.  If something is there and nothing parses, the file is unfit, which is no first
+start: its owner decides.  Before anything replaces an unfit file, it is kept as `<file>.unfit`.
 
 RocketMQ's JSON has no room for a checksum.  So `<file>.crc` (seal.py), written first, holds the CRC-32 of the
 file and of the one before it.  If content differs from one of them by a single bit, that bit is turned back.
@@ -45,6 +46,8 @@ class PersistedFile:
         self._saved: bytes | bytearray | None = None
         # Set when the main file did not parse: it must not become the backup of what replaces it.
         self._main_unfit = False
+        # Why nothing that is there could be read, by the last load; None if it was read, or nothing was there.
+        self.unfit: str | None = None
         # Whether the last load read the backup, because the file itself is missing or does not parse.
         self.from_backup = False
 
@@ -54,6 +57,7 @@ class PersistedFile:
         `parse` raises ValueError (or a subclass) for content that it cannot read.
         """
         sums = self._read_sums()
+        self.unfit = None
         for path in (self.path, self._beside(".bak")):
             content = small_file.read_file(self._files, path)
             if content is None:
@@ -63,10 +67,14 @@ class PersistedFile:
                 if not content.strip():
                     raise ValueError("it is empty")
                 self.from_backup = path != self.path
-                return parse(content)
+                parsed = parse(content)
             except (ValueError, TypeError, KeyError) as error:
                 logger.error("stored file does not parse path=%s reason=%s", path, error)
                 self._main_unfit |= path == self.path
+                self.unfit = self.unfit or str(error) or type(error).__name__
+            else:
+                self.unfit = None
+                return parsed
         return None
 
     def save(self, encode: Callable[[], bytes | bytearray]) -> bool:
@@ -93,6 +101,16 @@ class PersistedFile:
             self._saved = content
             self._main_unfit = False
             return True
+
+    def keep_unfit(self) -> list[Path]:
+        """Copies the unfit file, and its unfit backup, to `<file>.unfit`; returns the copies.  Raises OSError."""
+        kept = []
+        for path in (self.path, self._beside(".bak")):
+            content = small_file.read_file(self._files, path)
+            if content is not None:
+                kept.append(path.with_name(path.name + ".unfit"))
+                _replace(self._files, kept[-1], content, mode=0o600)
+        return kept
 
     def _write_sums(self, *contents: bytes | bytearray | None) -> None:
         """Called before the contents are written: whichever a crash leaves, its sum is there."""

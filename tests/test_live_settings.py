@@ -191,7 +191,7 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     assert live.reread().told() == f"stored in {path}"
     path.write_text(FILE.replace("=72", "=48") + "maxMessageSize=1024\nbrokerRole=SYNC_MASTER\n")
     change = live.reread()
-    assert (change.live, change.later, seen) == (("fileReservedTime",), ("maxMessageSize",), [])
+    assert (change.live, change.later, seen) == (("fileReservedTime",), ("brokerRole", "maxMessageSize"), [])
     live.apply(change)
     assert (live.config.log.file_reserved_hours, live.config.log.max_message_bytes) == (48, 4_194_304)
     assert seen == [48]

@@ -1,18 +1,25 @@
-"""The store's lock file: one running process per store.
+"""Locks: one running process per store, and one store per log directory.
 
-It is an fcntl lock on byte 0 of `lock`, as RocketMQ's, so it keeps a stock broker out, too.  Such a lock
+The store's is an fcntl lock on byte 0 of `lock`, as RocketMQ's, so it keeps a stock broker out, too.  Such a lock
 belongs to the process, and does not keep out a second store of the same process; a table does.
+
+The directory of a log may lie elsewhere, where another root's keys name it as well.  No file of ours may lie in it,
+for a stock broker refuses such a log; so the directory itself is locked, by flock.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import struct
 import threading
 from pathlib import Path
 
-from commitlog.errors import StoreLocked, StoreUnreadable
+from commitlog.errors import DirectoryLocked, StoreLocked, StoreUnreadable
+
+logger = logging.getLogger(__name__)
 
 _CONTENT = b"lock"
 # struct flock of fcntl(2): type, whence, start, len, pid.
@@ -80,3 +87,47 @@ class StoreLock:
                 os.close(self._fd)
                 self._fd = -1
                 _held.discard(self._key)
+
+
+class DirectoryLock:
+    """A log's directory, locked from construction to release()."""
+
+    def __init__(self, directory: Path, root: Path) -> None:
+        """`root` is the store's.  Raises DirectoryLocked.
+
+        A file system that has no such locks, as NFS, leaves it unlocked, with a WARNING.
+        """
+        self._fd = -1
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            logger.warning("log directory not locked path=%s reason=%s", directory, error)
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            other = _root_that_holds(os.fstat(fd))
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+                raise DirectoryLocked(directory, root, other) from error
+            logger.warning("log directory not locked path=%s reason=%s", directory, error)
+            return
+        self._fd = fd
+
+    def release(self) -> None:
+        """May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _root_that_holds(directory: os.stat_result) -> Path | None:
+    """The root of the store whose process holds the lock of this directory; None if the system does not tell."""
+    place = f"{os.major(directory.st_dev):02x}:{os.minor(directory.st_dev):02x}:{directory.st_ino}"
+    try:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        pid = next(words[4] for words in locks if words[1] == "FLOCK" and words[5] == place)
+        opened = [one.readlink() for one in Path("/proc", pid, "fd").iterdir()]
+    except (OSError, StopIteration, IndexError):
+        return None
+    return next((one.parent for one in sorted(opened) if one.name == "lock" and is_locked(one.parent)), None)

@@ -17,11 +17,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from commitlog.disk.files import Buffer, Files, OSFiles
-from commitlog.disk.store_lock import StoreLock
+from commitlog.disk.store_lock import DirectoryLock, StoreLock
 from commitlog.dledger.entries import LogEntry, Unit, check_body, check_crc, encode, encode_blank, encode_unit
 from commitlog.dledger.growing import GrowingFiles
 from commitlog.dledger.layout import BLANK_BYTES, BODY_CRC, BODY_CRC_AT, HEAD_BYTES, NONE, UNIT_BYTES
@@ -29,7 +30,14 @@ from commitlog.dledger.readable import ReadableEntries
 from commitlog.dledger.recovery import recover
 from commitlog.dledger.run import EntryRun
 from commitlog.dledger.small import CheckpointFile, LogCheckpoint
-from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable, StoreUnreadable
+from commitlog.errors import (
+    CorruptEntry,
+    EntryBeyondLimits,
+    EntryGap,
+    LogNotWritable,
+    StoreUnreadable,
+    unreadable,
+)
 from commitlog.kernel.records import body_crc
 from commitlog.log.segments import Segments
 from commitlog.log.spread import SpreadSegments
@@ -95,12 +103,21 @@ class EntryStore(ReadableEntries):
             self._files.make_directory(options.directory)
         except OSError as error:
             raise StoreUnreadable(options.directory, error.strerror or str(error)) from error
-        self._store_lock = StoreLock(options.directory)
-        try:
+        with ExitStack() as locks:
+            locks.callback(StoreLock(options.directory).release)
+            self._lock_directories(options, locks)
             self._open(options)
-        except BaseException:
-            self._store_lock.release()
-            raise
+            self._locks = locks.pop_all()
+
+    def _lock_directories(self, options: EntryStoreOptions, locks: ExitStack) -> None:
+        # By the place itself: two names of one directory would lock each other out.
+        for directory in {one.resolve(): one for one in (*options.read_only, *options.data)}.values():
+            with unreadable(directory):
+                if directory not in options.read_only:
+                    self._files.make_directory(directory)
+                elif not self._files.exists(directory):
+                    continue
+            locks.callback(DirectoryLock(directory, options.directory).release)
 
     def _open(self, options: EntryStoreOptions) -> None:
         super().__init__(
@@ -462,4 +479,4 @@ class EntryStore(ReadableEntries):
         finally:
             self.data.close()
             self._index.close()
-            self._store_lock.release()
+            self._locks.close()

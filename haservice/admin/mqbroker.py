@@ -29,8 +29,10 @@ from haservice.admin.daemons import (
 from haservice.binding import keys_of
 from haservice.broker.lease.keeper import lease_of
 from haservice.broker.majority.member import member_of
+from haservice.broker.metadata import unfit_files
 from haservice.broker.node import BrokerNode
 from haservice.broker.send import native
+from haservice.broker.store_owner import Accepted, check_owner
 from haservice.configuration import config, examples
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.workers import end_without_hung_work
@@ -60,6 +62,20 @@ logger = logging.getLogger(__name__)
     help="Print a commented properties file to start from, with every key, and exit.",
 )
 @logging_option
+@click.option(
+    "--accept-empty",
+    "accept_empty",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice(unfit_files.NAMES),
+    help="Start with an empty table where this file of config/ and its .bak cannot be read; kept as NAME.unfit.",
+)
+@click.option(
+    "--accept-store",
+    "accept_store",
+    is_flag=True,
+    help="The store of another brokerName or brokerClusterName becomes this broker's.",
+)
 @version_option
 def mqbroker(
     config_file: Path | None,
@@ -68,6 +84,8 @@ def mqbroker(
     print_important: bool,
     example: str | None,
     logging_file: Path | None,
+    accept_empty: tuple[str, ...],
+    accept_store: bool,
 ) -> None:
     """Runs one broker: a master, the slave of one, or a member of a group that elects its master.
 
@@ -106,11 +124,15 @@ def mqbroker(
         warn(node_config.warnings)
         say_kernel()
         allow_many_files()
-        with store_key_named(node_config), lease_of(node_config) as lease, member_of(node_config) as member:
-            run(
-                BrokerNode(node_config, lease=lease, member=member),
-                lambda: logs.configure(logging_file),
-            )
+        accepted = Accepted(accept_store, frozenset(accept_empty))
+        with store_key_named(node_config):
+            if node_config.dledger.enabled:  # the member takes part in elections before the node looks
+                check_owner(node_config, accepted)
+            with lease_of(node_config) as lease, member_of(node_config) as member:
+                run(
+                    BrokerNode(node_config, lease=lease, member=member, accepted=accepted),
+                    lambda: logs.configure(logging_file),
+                )
         end_without_hung_work()
 
 

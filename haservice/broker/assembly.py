@@ -181,6 +181,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             turn=turn_soon,
             announce=registration.announce,
             epoch_began=tables.end_offsets,
+            unfit_tables=lambda: tables.awaited.why,
         )
     follow_settings(
         live,

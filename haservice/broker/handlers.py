@@ -295,6 +295,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             queue_path=config.log.root / "consumequeue",
             gauges=gauges,
             ha_status=parts.ha.status,
+            role_in_file=parts.live.role_in_file,
         ),
         ConfigProcessor(
             parts.live,

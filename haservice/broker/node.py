@@ -50,6 +50,7 @@ from haservice.broker.roles.startup import OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
+from haservice.broker.store_owner import REFUSES_ALL, Accepted, check_owner, note_owner
 from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
@@ -117,12 +118,13 @@ class BrokerNode:
         lease: LeaseKeeper | None = None,
         leads: bool = False,
         member: BrokerMember | None = None,
+        accepted: Accepted = REFUSES_ALL,
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
         of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
 
         `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
-        a DLedger group, None without enableDLegerCommitLog.
+        a DLedger group, None without enableDLegerCommitLog.  `accepted`: what would refuse this start otherwise.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.
@@ -136,6 +138,7 @@ class BrokerNode:
         self.stopped = threading.Event()
         self._lease = lease
         self._member = member
+        self._accepted = accepted
         self._leads = leads or lease is None
         self._heard = heard
         self._trusted_end = trusted_end
@@ -212,7 +215,12 @@ class BrokerNode:
     def again(self) -> BrokerNode:
         """The same node anew, after a refused start; without `trusted_end`, for it saw no log in order."""
         return BrokerNode(
-            self.file_config, heard=self._heard, lease=self._lease, leads=self._leads, member=self._member
+            self.file_config,
+            heard=self._heard,
+            lease=self._lease,
+            leads=self._leads,
+            member=self._member,
+            accepted=self._accepted,
         )
 
     @property
@@ -243,14 +251,16 @@ class BrokerNode:
             startup = MajorityStartup(self.file_config, member)
         self._startup = startup
         config = self.config = startup.config
-        live = live_settings_of(config)
+        live = live_settings_of(config, self.file_config)
         store_host = store_host_of(config)
+        check_owner(self.file_config, self._accepted)
         if member is None:
             check_is_classic(config.log)
             store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
         else:
             store = member.open_store(config, store_host)
         self._running.add("store", lambda _: self._close_store(store))
+        note_owner(self.file_config)
         check_ports(config, security)
 
         def turn(why: str) -> None:
@@ -260,7 +270,12 @@ class BrokerNode:
         if isinstance(role, str):
             turn(role)
             return None
-        tables = Tables(config, store, epoch_begins=isinstance(role, OpenedRole) and role.begins_epoch)
+        tables = Tables(
+            config,
+            store,
+            epoch_begins=isinstance(role, OpenedRole) and role.begins_epoch,
+            accept_empty=self._accepted.empty,
+        )
         self._running.add("tables", lambda _: tables.close())
         opened = Opened(role, store_host, tables, security, client, live, self.health, self._lease)
         return assemble(opened, turn)
@@ -313,6 +328,7 @@ class BrokerNode:
             parts.ha,
             may_be_first,
             self.health,
+            lambda: parts.tables.awaited.why,
         )
 
     def _say_ready(self) -> None:
@@ -341,7 +357,7 @@ class BrokerNode:
         trouble = parts.store.dispatcher.trouble
         self.health.dispatch_is(trouble, parts.store.dispatcher.failed)
         if self._member is not None:
-            self._member.unwell(self.health.why_vital or trouble or "")
+            self._member.unwell(self.health.why_vital or trouble or parts.tables.awaited.why)
 
     # Stopping
 

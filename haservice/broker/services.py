@@ -19,6 +19,7 @@ from haservice.broker.metadata.next_start import check_store
 from haservice.broker.metadata.registration import Identity, MasterAddresses, Registration
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.metadata.tables import Tables
+from haservice.broker.roles.rules import as_in_file
 from haservice.broker.send.durability import Durability, PutStatus, ReplicaProof, Wait
 from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.live_settings import LiveSettings, file_of
@@ -39,13 +40,15 @@ from haservice.replication.wire.greeting import Facts, GreetingOutcome
 from haservice.replication.wire.hello import SlaveHello
 
 
-def live_settings_of(config: NodeConfig) -> LiveSettings[NodeConfig]:
+def live_settings_of(config: NodeConfig, of_file: NodeConfig) -> LiveSettings[NodeConfig]:
+    """`config` is in force, `of_file` as the file has it."""
     return LiveSettings(
         config,
         path=file_of(config.source),
         black_list=config.broker.config_black_list,
         open_to_all=not config.acl.enabled,
         check=lambda following, asked: check_store(config, following, asked),
+        as_in_file=lambda now: as_in_file(now, of_file),
     )
 
 
@@ -191,6 +194,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         on_synced=tables.persistence.soon,
         overdue=Overdue(store.queues.get, tables.delays, levels),
         keep=tables.keep,
+        on_copied=tables.awaited.copied,
     )
 
 

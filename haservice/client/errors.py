@@ -11,6 +11,7 @@
         │   └── TopicUnknown               an admin call's RouteUnknown; an AnswerError, too
         ├── TopicKept                  a topic is deleted, but not at broker names without a master
         ├── GroupUnknown               the brokers that were asked have no such consumer group
+        ├── OffsetsUnreadable          a broadcasting consumer's file of offsets is there, and cannot be read
         ├── SendFailed                 a message was not acknowledged, after all tries
         └── ReplyTimeout               a request was sent, and its reply did not come in time
 
@@ -21,6 +22,7 @@ say the same to a program, names as they were given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from haservice.errors import AnswerError, HAServiceError, RemotingClosed, RemotingError, RemotingTimeout
@@ -54,6 +56,17 @@ class CloseInCallback(ClientError, RuntimeError):
             f"consumer {group}: close waits for the callbacks that run, and this is one of them: "
             "call it from another thread or task"
         )
+
+
+class OffsetsUnreadable(ClientError):
+    """A broadcasting consumer does not begin anew unasked: its offsets are there, and cannot be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: cannot be read ({reason}), nor can its .bak: put back a copy, or remove both, and the consumer"
+            " begins where its options say"
+        )
+        self.path = path
 
 
 class NameserverUnknown(ClientError):

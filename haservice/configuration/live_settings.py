@@ -78,10 +78,12 @@ class LiveSettings(Generic[C]):
         black_list: Iterable[str] = (),
         open_to_all: bool = False,
         check: Callable[[NodeConfig, Properties], None] = lambda following, asked: None,
+        as_in_file: Callable[[C], C] = lambda config: config,
     ) -> None:
         """`path` is the file to rewrite; without one a change lasts until the node stops.  With `open_to_all`
         anybody who reaches the port may ask for changes.  `check` gets the configuration of a broker's next
-        start, and the keys that were asked for; it raises ConfigError if that start would fail.
+        start, and the keys that were asked for; it raises ConfigError if that start would fail.  `as_in_file` gives
+        a configuration with the role that the file had, where a command gave another one.
         """
         self.config: C = config
         # The number of changes so far.
@@ -92,6 +94,7 @@ class LiveSettings(Generic[C]):
         self._forbidden = rocketmq_keys.BY_HAND.union(black_list)
         self._open_to_all = open_to_all
         self._check = check
+        self._as_in_file: Callable[[C], C] = as_in_file
         self._follows: list[tuple[frozenset[Taker], Callable[[C], None]]] = []
         # Held by one change at a time, from reading the file to its replacement.
         self._lock = threading.Lock()
@@ -129,8 +132,8 @@ class LiveSettings(Generic[C]):
                 )
                 if key in ROLE_KEYS:
                     reason += (
-                        " A broker that runs gets another role by mqadmin switchover, or by mqadmin failover"
-                        " after its master has died."
+                        " A broker that runs gets another role by mqadmin switchover (with --role its master"
+                        " becomes another kind of master), or by mqadmin failover after its master has died."
                     )
                 raise KeyForbidden("request", asked.line_of(key), key, reason)
         self._check_names(asked)
@@ -149,19 +152,19 @@ class LiveSettings(Generic[C]):
     def reread(self) -> ConfigChange:
         """What the file says by now.  Waits for the disk.  Raises ConfigError if a start would refuse it.
 
-        Of the role nothing is said: a command counts for it, too.
+        Of the role only what changed in the file: a command counts for it, too.
         """
         return self._changed_to(self._of_file())
 
     def _changed_to(self, following: NodeConfig | NameserverConfig | None) -> ConfigChange:
         if following is None:
             return ConfigChange({}, (), (), None)
-        before, values = _by_class(self.config), _by_class(following)
+        before, values = _by_class(self._as_in_file(self.config)), _by_class(following)
         changed = {
             key.name
             for cls, fields in values.items()
             for key, field in keys_of(cls)
-            if key.name not in ROLE_KEYS and fields[field.name] != before[cls][field.name]
+            if fields[field.name] != before[cls][field.name]
         }
         live = self.reloadable_keys & changed
         return ConfigChange(values, tuple(sorted(live)), tuple(sorted(changed - live)), self._path)
@@ -176,6 +179,14 @@ class LiveSettings(Generic[C]):
         values = {} if following is None else dict(in_force(following))
         differing = [*change.live, *change.later]
         return change, {key: values[key] for key in differing if key in values and not key.startswith("tls.")}
+
+    def role_in_file(self) -> str:
+        """brokerRole as the file has it by now; "" if it cannot be read.  Waits for the disk."""
+        try:
+            following = self._of_file()
+        except (ConfigError, OSError):
+            return ""
+        return following.broker.role.value if isinstance(following, NodeConfig) else ""
 
     def _of_file(self) -> NodeConfig | NameserverConfig | None:
         """The configuration of a start now; None without a file."""

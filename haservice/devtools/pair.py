@@ -207,10 +207,12 @@ class ScratchPair:
     def start_second_slave(self, **settings: str) -> Process:
         return self.start_broker("broker-a-s2", brokerRole="SLAVE", brokerId="2", **settings)
 
-    def start_broker(self, name: str, **settings: str) -> Process:
-        """Starts a broker with the store and ports of `name`; `settings` go before its other properties."""
+    def start_broker(self, name: str, flags: Sequence[str] = (), **settings: str) -> Process:
+        """Starts a broker with the store and ports of `name`; `settings` go before its other properties, `flags` into
+        its command line.
+        """
         lines = {**self.broker_lines(name), **settings}
-        return self._start(name, "mqbroker", self._write(name, lines), "The broker[")
+        return self._start(name, "mqbroker", self._write(name, lines), "The broker[", flags)
 
     def broker_lines(self, name: str) -> dict[str, str]:
         """What stands in the properties file of each broker."""
@@ -238,12 +240,17 @@ class ScratchPair:
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         return path
 
-    def _start(self, name: str, command: str, properties: Path, boot_line: str) -> Process:
-        process = self._begin(name, command, properties, boot_line)
+    def _start(
+        self, name: str, command: str, properties: Path, boot_line: str, flags: Sequence[str] = ()
+    ) -> Process:
+        process = self._begin(name, command, properties, boot_line, flags)
         process.wait_booted()
         return process
 
-    def _begin(self, name: str, command: str, properties: Path, boot_line: str) -> Process:
-        process = Process(name, command, ["-c", str(properties)], self.root / f"{name}.log", boot_line)
+    def _begin(
+        self, name: str, command: str, properties: Path, boot_line: str, flags: Sequence[str] = ()
+    ) -> Process:
+        arguments = ["-c", str(properties), *flags]
+        process = Process(name, command, arguments, self.root / f"{name}.log", boot_line)
         self.processes[name] = process
         return process

@@ -10,7 +10,13 @@ import errno
 from itertools import pairwise
 from pathlib import Path
 
-from commitlog.errors import CommitLogError, SegmentSizeMismatch, StoreLocked, StoreUnreadable
+from commitlog.errors import (
+    CommitLogError,
+    DirectoryLocked,
+    SegmentSizeMismatch,
+    StoreLocked,
+    StoreUnreadable,
+)
 from haservice.configuration.settings import NodeConfig
 from haservice.errors import (
     AnswerError,
@@ -141,6 +147,10 @@ def advise(error: Explainable) -> str | None:
             return "what answers there does not speak RocketMQ's protocol: is the port right?"
         case StoreLocked():
             return "give this broker its own storePathRootDir, or stop the other one first"
+        case DirectoryLocked():
+            return (
+                "give this broker its own storePathCommitLog (of a DLedger group: storePathDLedgerCommitLog)"
+            )
         case SegmentSizeMismatch():
             return _of_size(error)
         case ConfigError(key="dLegerPeers", __cause__=OSError(errno=errno.EADDRNOTAVAIL)):

@@ -226,6 +226,19 @@ def log(tmp_path: Path) -> CommitLog:
     return log
 
 
+def test_what_an_async_master_acknowledged_last_takes_force(serve: Serve) -> None:
+    gone = dead()
+    told = {"master_end": 500, "master_addr": gone, "master_role": "ASYNC_MASTER"}
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), **told)
+    names = Names(serve, slave, listed={0: gone})
+    command = ("failover", "-n", names.addr, "-b", NAME, "--to", slave.addr, "--yes", "-f", "json")
+    refused = run(*command)
+    assert (refused.exit_code, slave.codes) == (1, [])
+    assert "refused: the last master was an ASYNC_MASTER" in refused.stderr
+    assert run(*command, "--force").exit_code == 0
+    assert PromoteHeader.decode(slave.ext(RequestCode.PROMOTE)).force
+
+
 def test_failover_promotes_a_level_slave_and_tells_the_others_whom_to_follow(serve: Serve) -> None:
     gone = dead()
     slave = Fake(

@@ -449,6 +449,28 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "SLAVE LAGS, 10.0.0.2:10911 is 100.0",
     ),
+    "a master of another kind than its file asks for": (
+        [master(link(), role="ASYNC_MASTER", info={"brokerRoleInFile": "SYNC_MASTER"}), slave()],
+        Severity.WARNING,
+        "ROLE UNLIKE FILE, 10.0.0.1:10911 is an ASYNC_MASTER, and the file of 10.0.0.1:10911 says"
+        " brokerRole=SYNC_MASTER: mqadmin switchover -b broker-a --role SYNC_MASTER",
+    ),
+    "a slave by command whose file asks for another kind than the master's": (
+        [
+            master(link(), role="ASYNC_MASTER", info={"brokerRoleInFile": "SLAVE"}),
+            slave(info={"brokerRoleInFile": "SYNC_MASTER"}),
+        ],
+        Severity.WARNING,
+        "the file of 10.0.0.2:10911 says brokerRole=SYNC_MASTER: mqadmin switchover -b broker-a --role SYNC_MASTER",
+    ),
+    "a master of the kind that its own file asks for, whatever its slave's asks for": (
+        [
+            master(link(), role="ASYNC_MASTER", info={"brokerRoleInFile": "ASYNC_MASTER"}),
+            slave(info={"brokerRoleInFile": "SYNC_MASTER"}),
+        ],
+        Severity.OK,
+        "OK, ",
+    ),
     "a stock SYNC_MASTER without a slave": (
         [stock(MASTER, "SYNC_MASTER")],
         Severity.CRITICAL,

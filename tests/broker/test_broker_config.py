@@ -136,8 +136,12 @@ def test_a_broker_tells_what_its_file_says_otherwise_and_when_that_counts(
     with served.file.open("a") as file:
         file.write("fileReservedTime=5\nbrokerRole=SYNC_MASTER\ntls.server.keyPassword=a secret\n")
     found = unlike_file(client, addr)
-    assert dict(found.values) == {"maxMessageSize": "1024", "fileReservedTime": "5"}
-    assert (list(found.later), found.trouble) == (["maxMessageSize"], "")
+    assert dict(found.values) == {
+        "maxMessageSize": "1024",
+        "fileReservedTime": "5",
+        "brokerRole": "SYNC_MASTER",
+    }
+    assert (list(found.later), found.trouble) == (["brokerRole", "maxMessageSize"], "")
     served.file.write_text("fileReservedTime=soon\n")
     wrong = unlike_file(client, addr)
     assert wrong.values == {}
@@ -360,7 +364,10 @@ def test_without_access_control_nobody_moves_the_broker(
     before = served.file.read_text()
     answer = update(client, addr_of(served.node), line)
     key = line.splitlines()[-1].partition("=")[0]
-    by_command = " A broker that runs gets another role by mqadmin switchover, or by mqadmin failover"
+    by_command = (
+        " A broker that runs gets another role by mqadmin switchover (with --role its master becomes another kind of"
+        " master), or by mqadmin failover"
+    )
     assert (answer.code, answer.remark) == (
         16,
         f"{key} is a path, an address, a guard or a role: without access control (aclEnable) no request "

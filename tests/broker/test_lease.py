@@ -67,6 +67,20 @@ class Alone:
         self.roles.append(self.node.config.broker.role.value)
         wait_until(lambda: self.keeper.gate.is_open, "the gate is open")
 
+    def turn(self, client: BlockingClient, role: str) -> None:
+        """It becomes another kind of master, by request."""
+        turns = threading.Event()
+        self.node.on_restart = turns.set
+        asked = RemotingCommand.request(RequestCode.PROMOTE, PromoteHeader(role=role).encode())
+        assert client.call(addr_of(self.node), asked, timeout_s=20).code == ResponseCode.SUCCESS
+        assert turns.wait(20)
+        self.node.stop(Deadline(20))
+        following = self.node.successor()
+        assert following is not None
+        self.node = following
+        self.node.start()
+        self.roles.append(self.node.config.broker.role.value)
+
     def stop(self) -> None:
         self.node.stop(Deadline(20))
         self.service.stop(Deadline(20))
@@ -129,6 +143,24 @@ def test_a_broker_starts_as_a_slave_and_becomes_the_master_with_the_lease(
     alone.stop()
     assert "master" not in server.read()
     assert b'"is_final":true' in server.read()["status"].value
+
+
+def test_what_an_async_master_acknowledged_counts_as_acknowledged_once_it_is_a_sync_master(
+    alone: Alone, server: MemoryServer, client: BlockingClient
+) -> None:
+    assert send(client, addr_of(alone.node)).code == ResponseCode.SUCCESS
+    end, epoch = alone.node.store.log.end, server.read()["epoch"].value
+    alone.turn(client, "SYNC_MASTER")
+    assert alone.roles[-1] == "SYNC_MASTER"
+    wait_until(lambda: b'"needed":1' in server.read()["voters"].value, "the voters know of it")
+    assert server.read()["epoch"].value == epoch, "it kept its lease"
+    office = alone.keeper._office
+    assert office is not None
+    assert office.own("life").base >= end
+    alone.turn(client, "ASYNC_MASTER")
+    wait_until(lambda: b'"needed":0' in server.read()["voters"].value, "the voters know of it")
+    wait_until(lambda: alone.keeper.gate.is_open, "it serves")
+    assert send(client, addr_of(alone.node)).code == ResponseCode.SUCCESS
 
 
 def test_what_was_stored_is_not_answered_with_ok_once_the_lease_is_over(

@@ -318,3 +318,65 @@ def test_without_a_coordinator_a_broker_starts_as_a_slave_says_so_and_waits(
     wait_until(lambda: role_of(ask, pair.master_addr) == "ASYNC_MASTER", "broker-a is the master")
     ask.update_topic(pair.master_addr, ask_topic)
     wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK")
+
+
+def test_a_master_with_a_coordinator_becomes_another_kind_of_master_and_keeps_its_lease(
+    etcd_server: Server, make_pair: MakePair, admin: Ask
+) -> None:
+    place = f"etcd://127.0.0.1:{etcd_server.port}"
+    pair = make_pair("ASYNC_MASTER")
+    ask, numbers = admin(pair), Numbers()
+    started(pair, ask, place)
+    wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK")
+
+    def change(addr: str, role: str, needed: str) -> None:
+        command = ["switchover", "-n", pair.namesrv_addr, "-b", "broker-a", "--role", role, "--yes"]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, result.output
+        assert role_of(ask, addr) == role
+        wait_until(
+            lambda: ask.runtime_info(addr)["leaseAcksNeeded"] == needed, f"the voters know of the {role}"
+        )
+        wait_until(numbers.try_at(addr), f"the {role} answers OK")
+
+    change(pair.master_addr, "SYNC_MASTER", "1")
+    send_ok(pair.master_addr, numbered(0, 300))
+    pair.processes["broker-a"].kill()
+    wait_until(lambda: role_of(ask, pair.slave_addr) == "SYNC_MASTER", "broker-a-s takes over as what it was")
+    assert has_all(ask, pair.slave_addr, numbered(0, 300))
+    restart(pair, place)
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "broker-a follows")
+    wait_until(numbers.try_at(pair.slave_addr), "broker-a-s answers OK")
+    change(pair.slave_addr, "ASYNC_MASTER", "0")
+    pair.processes["broker-a"].kill()
+    wait_until(numbers.try_at(pair.slave_addr), "an ASYNC_MASTER alone answers OK")
+
+
+def test_a_broker_whose_topics_cannot_be_read_takes_no_lease_before_somebody_accepts_that(
+    etcd_server: Server, make_pair: MakePair, admin: Ask
+) -> None:
+    place = f"etcd://127.0.0.1:{etcd_server.port}"
+    pair = make_pair("ASYNC_MASTER")
+    ask, numbers = admin(pair), Numbers()
+    started(pair, ask, place)
+    wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK")
+    pair.processes["broker-a-s"].stop()
+    pair.processes["broker-a"].stop()
+    topics = pair.store("broker-a") / "config" / "topics.json"
+    for path in (topics, topics.with_name("topics.json.bak")):
+        path.write_bytes(b"{")
+    restart(pair, place)
+
+    def why_not() -> str:
+        with contextlib.suppress(HAServiceError):
+            return ask.runtime_info(pair.master_addr)["leaseWhyNot"]
+        return ""
+
+    wait_until(lambda: "topics.json could not be read" in why_not(), "it says why it takes no lease")
+    pair.processes["broker-a"].stop()
+    settings = {"haCoordinator": place, "haLeaseTtl": str(TTL_S), "haLoopWait": "1"}
+    pair.start_broker(
+        "broker-a", ["--accept-empty", "topics.json"], brokerRole="ASYNC_MASTER", brokerId="0", **settings
+    )
+    wait_until(numbers.try_at(pair.master_addr), "broker-a answers OK again")
+    assert topics.with_name("topics.json.unfit").read_bytes() == b"{"

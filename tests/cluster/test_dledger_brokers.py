@@ -211,3 +211,25 @@ def test_entries_over_two_disks_survive_restarts_and_one_disk_is_emptied(
     assert group.processes[first].stop() == 0
     with pytest.raises(HAServiceError, match="enableDLegerCommitLog"):
         group.start_broker(first, brokerRole="SYNC_MASTER")
+
+
+def test_a_member_whose_offsets_cannot_be_read_leads_only_once_it_has_another_members(
+    group: ScratchGroup, admin: MQAdmin
+) -> None:
+    group.start_members()
+    leader = led(group, admin)
+    send_ok(group.addr(leader), numbered(0, 20))
+    spoilt = next(name for name in group.names if name != leader)
+    group.processes[spoilt].stop()
+    topics = group.store(spoilt) / "config" / "topics.json"
+    for path in (topics, topics.with_name("topics.json.bak")):
+        path.write_bytes(b"{")
+    group.start_members(spoilt)
+    wait_until(topics.with_name("topics.json.unfit").exists, "it has the leader's table")
+    level(group, admin, *group.names)
+    others = [name for name in group.names if name not in (spoilt, leader)]
+    for name in (leader, *others):
+        group.processes[name].kill()
+    group.begin_member(others[0])
+    first = group.leader(admin, seconds=60)
+    assert read(admin, group.addr(first)) == numbered(0, 20)

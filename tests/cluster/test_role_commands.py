@@ -254,3 +254,97 @@ def test_a_slave_with_the_only_sound_copy_does_not_give_it_up(make_pair: MakePai
     wait_caught_up(pair, ask)
     assert sorted(read(ask, pair.slave_addr)) == sorted(bodies)
     assert_equal_logs(pair, ask, pair.master_addr)
+
+
+def role_at(ask: Any, addr: str) -> str:
+    return str(ask.runtime_info(addr)["brokerRole"])
+
+
+def unlike_file(pair: ScratchPair) -> list[str]:
+    """What `check` says of a role that differs from a properties file."""
+    lines = run("check", "-n", pair.namesrv_addr, "-b", "broker-a").stdout.splitlines()
+    return [line for line in lines if "ROLE UNLIKE FILE" in line]
+
+
+def test_a_master_becomes_a_sync_master_and_back_at_once_whoever_takes_over(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    assert not unlike_file(pair)
+    done = typed(pair, "switchover", "-b", "broker-a", "--role", "SYNC_MASTER", "--yes")
+    assert (done["master"], done["role"], done["complete"]) == (pair.master_addr, "SYNC_MASTER", True)
+    assert role_at(ask, pair.master_addr) == "SYNC_MASTER"
+    wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows")
+    send_ok(pair.master_addr, numbered(100, 200))
+    (said,) = unlike_file(pair)
+    assert "brokerRole=ASYNC_MASTER" in said
+    again = run("switchover", "-n", pair.namesrv_addr, "-b", "broker-a", "--role", "SYNC_MASTER", "--yes")
+    assert (again.exit_code, "is SYNC_MASTER already" in again.stderr) == (1, True)
+
+    pair.processes["broker-a"].kill()
+    typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert role_at(ask, pair.slave_addr) == "SYNC_MASTER"
+    pair.start_master()
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    send_ok(pair.slave_addr, numbered(200, 300))
+    (said,) = unlike_file(pair)
+    advice = said.partition("mqadmin ")[2].partition(" makes it")[0].split()
+    assert advice == ["switchover", "-b", "broker-a", "--role", "ASYNC_MASTER"]
+    typed(pair, *advice, "--yes")
+    assert role_at(ask, pair.slave_addr) == "ASYNC_MASTER"
+    assert not unlike_file(pair)
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 300)
+
+
+def test_a_sync_master_whose_slave_is_lost_becomes_an_async_master_as_its_refusal_says(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    """The slave would believe that a SYNC_MASTER answered what no slave has, and take over without --force."""
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    pair.processes["broker-a-s"].kill()
+    command = ("switchover", "-b", "broker-a", "--role", "ASYNC_MASTER", "--yes")
+    refused = run(command[0], "-n", pair.namesrv_addr, *command[1:])
+    assert refused.exit_code == 1
+    assert role_at(ask, pair.master_addr) == "SYNC_MASTER"
+    advice = refused.stderr.partition("is lost for good: mqadmin ")[2].splitlines()[0].split()
+    assert advice[0] == "forget"
+    typed(pair, *advice, "--yes")
+    typed(pair, *command)
+    assert role_at(ask, pair.master_addr) == "ASYNC_MASTER"
+    send_ok(pair.master_addr, numbered(100, 200))
+    pair.start_slave()
+    wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
+    assert read(ask, pair.slave_addr) == numbered(0, 200)
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_nobody_knows_what_an_async_master_acknowledged_last(
+    end: str, make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 100))
+    wait_caught_up(pair, ask)
+    getattr(pair.processes["broker-a"], end)()
+    command = ("failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run(command[0], "-n", pair.namesrv_addr, *command[1:])
+    assert refused.exit_code == 1
+    assert "refused: the last master was an ASYNC_MASTER" in refused.stderr
+    assert f"start {pair.master_addr}, the last master, again" in refused.stderr
+    if end == "kill":
+        assert typed(pair, *command, "--force")["newMaster"] == pair.slave_addr
+        assert role_at(ask, pair.slave_addr) == "ASYNC_MASTER"
+    else:  # as the refusal says
+        pair.start_master()
+        wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "the slave follows again")
+        done = typed(pair, "switchover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+        assert done["newMaster"] == pair.slave_addr
+    assert read(ask, pair.slave_addr) == numbered(0, 100)

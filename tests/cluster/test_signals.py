@@ -117,10 +117,13 @@ def test_a_service_opens_its_logs_anew_and_reads_its_file_again(
     log, file = master.log, pair.root / "broker-a.properties"
     rotated = log.rename(f"{log}.1")
     end = rotated.stat().st_size
-    add(file, "fileReservedTime=7\nmaxMessageSize=5000\n")
+    add(file, "fileReservedTime=7\nmaxMessageSize=5000\nbrokerRole=SYNC_MASTER\n")
     master.popen.send_signal(signal.SIGHUP)
     wait_until(lambda: log.exists() and "configuration read again" in log.read_text(), "a new log")
-    assert f"file={file} in_force_now=fileReservedTime at_next_start=maxMessageSize" in log.read_text()
+    assert (
+        f"file={file} in_force_now=fileReservedTime at_next_start=brokerRole,maxMessageSize"
+        in log.read_text()
+    )
     assert rotated.stat().st_size == end
     config = admin(pair).broker_config(pair.master_addr)
     wait_until(

@@ -62,6 +62,33 @@ def test_a_store_that_another_broker_holds_is_refused_and_left_alone(make_pair: 
     assert read(ask, pair.master_addr) == numbered(0, 100)
 
 
+def test_a_store_of_another_name_is_taken_as_its_refusal_says(make_pair: MakePair) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    pair.start_nameserver()
+    pair.start_master().stop()
+    text = refused(lambda: pair.start_master(brokerName="broker-b"))
+    assert str(pair.store("broker-a")) in text
+    flag = text.partition("mqbroker -c FILE ")[2].split(",")[0]
+    renamed = {"brokerName": "broker-b", "brokerRole": "ASYNC_MASTER", "brokerId": "0"}
+    pair.start_broker("broker-a", [flag], **renamed).stop()
+    pair.start_broker("broker-a", **renamed)
+
+
+def test_a_log_directory_of_another_store_is_refused_with_both_roots(make_pair: MakePair, admin: Ask) -> None:
+    pair = make_pair()
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 50))
+    thief = make_pair()
+    shared = pair.store("broker-a") / "commitlog"
+    text = refused(lambda: thief.start_master(storePathCommitLog=str(shared)))
+    for path in (shared, pair.store("broker-a"), thief.store("broker-a")):
+        assert str(path) in text
+    assert "give this broker its own storePathCommitLog" in text
+    send_ok(pair.master_addr, numbered(50, 100))
+    assert read(ask, pair.master_addr) == numbered(0, 100)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -159,3 +186,22 @@ def test_a_key_that_nobody_knows_is_a_warning_with_the_nearest(make_pair: MakePa
     pair.start_nameserver()
     pair.start_master(flushDiskTyp="SYNC_FLUSH")
     assert "flushDiskType" in pair.processes["broker-a"].output()
+
+
+def test_a_master_whose_offsets_cannot_be_read_starts_as_its_refusal_says(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("ASYNC_MASTER")
+    start_with_topic(pair, admin(pair))
+    send_ok(pair.master_addr, numbered(0, 10))
+    pair.processes["broker-a-s"].stop()
+    pair.processes["broker-a"].stop()
+    config = pair.store("broker-a") / "config"
+    (config / "topics.json").write_bytes(b"{")
+    (config / "topics.json.bak").write_bytes(b"{")
+    text = refused(pair.start_master)
+    assert str(config / "topics.json") in text
+    flags = text.partition("mqbroker -c FILE ")[2].split()[:2]
+    pair.start_broker("broker-a", flags, brokerRole="ASYNC_MASTER", brokerId="0")
+    assert (config / "topics.json.unfit").read_bytes() == b"{"
+    assert read(admin(pair), pair.master_addr) == numbered(0, 10)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from commitlog.disk.files import Files
-from commitlog.errors import CommitLogError, StoreLocked, StoreUnreadable
+from commitlog.errors import CommitLogError, DirectoryLocked, StoreLocked, StoreUnreadable
 from commitlog.kernel.layout import MESSAGE_MAGIC_V2
 from commitlog.kernel.records import encode, stamp
 from commitlog.options import FlushDiskType
@@ -161,6 +161,19 @@ def test_a_store_of_another_process_is_locked(tmp_path: Path) -> None:
         assert other.stdin is not None
         other.stdin.close()
     open_store(tmp_path).close()
+
+
+def test_two_stores_do_not_share_the_directory_of_their_logs(tmp_path: Path) -> None:
+    shared = tmp_path / "log"
+    store = open_store(tmp_path / "a", commit_log_path=shared)
+    with pytest.raises(DirectoryLocked) as locked:
+        open_store(tmp_path / "b", commit_log_path=shared)
+    assert (locked.value.path, locked.value.root) == (shared, tmp_path / "b")
+    with pytest.raises(DirectoryLocked):
+        open_store(tmp_path / "c", commit_log_path=tmp_path / "c" / ".." / "log")
+    store.close()
+    open_store(tmp_path / "b", commit_log_path=shared).close()
+    assert not any(path.is_file() and not path.name.isdecimal() for path in shared.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "commitlog", "consumequeue", "index", "lock", "checkpoint"])

@@ -148,6 +148,15 @@ kill_master() {  # of a pair; its slave finds that the nameserver has none
     until_fails eval "mqadmin haStatus -b 127.0.0.1:11911 | grep 127.0.0.1:10911"
 }
 
+sync_master_dies() {  # of a pair whose master is at 11911: 10911 is a SYNC_MASTER by now, and dies
+    in_sync
+    mqadmin switchover -b broker-a --yes
+    in_sync
+    mqadmin switchover -b broker-a --role SYNC_MASTER --yes
+    in_sync
+    kill_server 10911
+}
+
 some_epochs() {  # of a pair: two switchovers, and a failover after a death
     mqadmin switchover -b broker-a --yes
     in_sync

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import zlib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.errors import StoreUnreadable
 from haservice.bounds import OFFSET_MAX
 from haservice.replication.lineage import file as lineage_file
 from haservice.replication.lineage.epochs import Epoch, Lineage
@@ -280,3 +282,19 @@ def test_an_emptied_log_is_whole_at_the_masters_end_and_stays_so_when_it_connect
     assert connects(150, 500) == 500, "the machine went down, and took what had come"
     file.update(whole_from=0)
     assert connects(0, 600) == 0, "it never lost anything"
+
+
+def test_a_file_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    LineageFile(tmp_path)
+    path = tmp_path / "lineage" / "state.json"
+    body = path.read_bytes().partition(b"\n")[2].removesuffix(b"\n")
+    assert json.loads(body)["format"] == 1
+    newer = body.replace(b'"format": 1', b'"format": 2')
+    path.write_bytes(b'{"crc32":%d}\n%b\n' % (zlib.crc32(newer), newer))
+    before = path.read_bytes()
+    with pytest.raises(StoreUnreadable, match=r"state.json: its format is 2, and this version knows 1"):
+        LineageFile(tmp_path)
+    assert path.read_bytes() == before
+    older = body.replace(b'"format": 1,', b"")
+    path.write_bytes(b'{"crc32":%d}\n%b\n' % (zlib.crc32(older), older))
+    LineageFile(tmp_path)

@@ -63,6 +63,8 @@ class RunningBroker:
     ha: MasterHAService[Any] | SlaveHAService
     may_be_first: bool
     health: Health
+    unfit_tables: Callable[[], str] = lambda: ""
+    """Why a slave's tables are no master's."""
 
 
 class Office:
@@ -75,6 +77,8 @@ class Office:
         self.counts: Voters | None = None
         self._is_held = False
         self.served_epoch = -1
+        # All that a predecessor in this process may have acknowledged, perhaps as another kind of master.
+        self._since = broker.store.log.end
         self._change: Future[JSONBody] | None = None
         self._ordered_s = -math.inf
         self._told: tuple[str, int, float] = ("", -1, 0.0)
@@ -163,7 +167,7 @@ class Office:
             return end
         if self.broker.config.broker.role is BrokerRole.ASYNC_MASTER:
             return end
-        return max(last.start, ha.acknowledged)
+        return max(last.start, ha.acknowledged, self._since)
 
     @property
     def _is_ordered(self) -> bool:
@@ -177,7 +181,9 @@ class Office:
             return why
         if store.dispatcher.failed is not None:
             return f"its log is damaged: {store.dispatcher.failed}"
-        if self.is_slave or self._is_ordered:
+        if self.is_slave:
+            return self.broker.unfit_tables()
+        if self._is_ordered:
             return ""
         return state.held or store.log.writable_but_for(HOLDER, DISK_HOLDER, LEASE_HOLDER) or ""
 

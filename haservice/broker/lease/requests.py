@@ -1,6 +1,7 @@
 """Requests about roles at a broker that has a coordinator: who is the master is not theirs to say.
 
-40003 PROMOTE, 40007 PLEDGE   refused: the coordinator gives the lease
+40003 PROMOTE                 with a role, at a master: it becomes another kind of master, and keeps its lease
+40003 PROMOTE, 40007 PLEDGE   else refused: the coordinator gives the lease
 40004 FOLLOW                  a slave notes it; a master is told by the coordinator only
 40005 SWITCHOVER              asked of the coordinator, and answered once the other one has the lease
 40013 LEAVE_LEASE             failsafe: a master that cannot reach the coordinator asks its slaves
@@ -12,7 +13,7 @@ import asyncio
 
 from haservice.broker.lease.keeper import LeaseKeeper
 from haservice.broker.roles.processor import Roles
-from haservice.broker.roles.state import refused
+from haservice.broker.roles.state import Order, TakeRole, refused
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
@@ -40,9 +41,11 @@ class CoordinatedRoles:
     def describe(self) -> LineageBody:
         return self._roles.describe()
 
-    def ask(self, header: ExtHeader) -> JSONBody:
+    def ask(self, header: ExtHeader | Order) -> JSONBody:
         if isinstance(header, SwitchoverHeader):
             return self._lease.switch_over(header)
+        if isinstance(header, PromoteHeader) and header.role and not self._is_slave:
+            return self._roles.ask(TakeRole(header.role, header.why or "an operator's choice"))
         if isinstance(header, PromoteHeader | PledgeHeader) or (
             isinstance(header, FollowHeader) and not self._is_slave
         ):

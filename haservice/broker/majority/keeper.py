@@ -20,7 +20,7 @@ from commitlog.store import Store
 from haservice.broker.majority.member import BrokerMember
 from haservice.broker.roles.peers import Peers
 from haservice.broker.roles.rules import RoleInForce
-from haservice.broker.roles.state import RoleState, refused
+from haservice.broker.roles.state import Order, RoleState, refused
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
@@ -162,7 +162,7 @@ class MajorityKeeper:
         leader = f"{status.leader_id} leads" if status.leader_id else "nobody leads"
         return f"{leader} {self._member.settings.group} in term {status.term}"
 
-    def ask(self, header: ExtHeader) -> JSONBody:
+    def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Hands the leadership over.  Raises RequestError if that fails, and for all that a group does itself."""
         forces = isinstance(header, PromoteHeader) and header.force
         if forces or isinstance(header, SwitchoverHeader):

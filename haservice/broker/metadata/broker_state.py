@@ -57,8 +57,9 @@ class StateProcessor:
         queue_path: Path,
         gauges: Callable[[], Mapping[str, str]],
         ha_status: Callable[[], HAStatus],
+        role_in_file: Callable[[], str] = lambda: "",
     ) -> None:
-        """`gauges` gives the entries of 28 that other parts know."""
+        """`gauges` gives the entries of 28 that other parts know; `role_in_file` waits for the disk."""
         self._stats = stats
         self._log = log
         self._offload = offload
@@ -66,6 +67,7 @@ class StateProcessor:
         self._queue_path = queue_path
         self._gauges = gauges
         self._ha_status = ha_status
+        self._role_in_file = role_in_file
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -121,6 +123,7 @@ class StateProcessor:
             "consumeQueueDiskRatio": _used_ratio(queue_usage.used, queue_usage.free),
             "commitLogDirCapacity": f"Total : {bytes_text(usage.total)}, Free : {bytes_text(usage.free)}.",
             "earliestMessageTimeStamp": str(self._earliest_ms()),
+            "brokerRoleInFile": self._role_in_file(),
         }
 
     def _earliest_ms(self) -> int:

@@ -29,6 +29,7 @@ from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import SYSTEM_GROUPS, Groups
+from haservice.broker.metadata import unfit_files
 from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
@@ -98,11 +99,14 @@ class SlaveSync:
         on_synced: Callable[[], None] = lambda: None,
         overdue: Callable[[], bool] = lambda: False,
         keep: Callable[[str, bytes], str] = lambda name, content: "",
+        on_copied: Callable[[str], None] = lambda name: None,
         retry_s: float = RETRY_S,
     ) -> None:
-        """`on_synced` is called after a pass that copied something, so that files get written.  `overdue` says
-        whether the master has delivered delayed messages that we do not know to be delivered.  `keep` writes
-        down a table that is about to be lost, by its file's name, and returns where; it may raise OSError."""
+        """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
+        name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
+        delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
+        be lost, by its file's name, and returns where; it may raise OSError.
+        """
         self._own_addr = own_addr
         self._topics = topics
         self._offsets = offsets
@@ -111,6 +115,7 @@ class SlaveSync:
         self._on_synced = on_synced
         self._overdue = overdue
         self._keep = keep
+        self._on_copied = on_copied
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass
@@ -279,9 +284,15 @@ class SlaveSync:
     async def sync_once(self, client: RemotingClient, addr: str) -> bool:
         """Tries all steps, even after one has failed.  True if all succeeded."""
         good = True
-        for step in (self._sync_topics, self._sync_offsets, self._sync_delays, self._sync_groups):
+        for name, step in (
+            (unfit_files.TOPICS, self._sync_topics),
+            (unfit_files.OFFSETS, self._sync_offsets),
+            (unfit_files.DELAYS, self._sync_delays),
+            (unfit_files.GROUPS, self._sync_groups),
+        ):
             try:
                 await step(client, addr)
+                self._on_copied(name)
             except (RemotingError, ValueError) as error:
                 good = False
                 self._warn(addr, error)

@@ -4,16 +4,18 @@
     topics.journal: what a large topics.json does not say yet
 
 Names and contents are RocketMQ's; beside the second is a journal of ours (`consumerOffset.journal`).  A slave has
-its master's tables, except the filters of its own consumers.
+its master's tables, except the filters of its own consumers.  What is there and cannot be read is unfit_files.py's.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from commitlog.store import Store
 from haservice.broker.delay.offsets import DelayOffsets, level_bounds
 from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.metadata import unfit_files
 from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.pull.consumer_filters import ConsumerFilters
@@ -29,41 +31,52 @@ logger = logging.getLogger(__name__)
 class Tables:
     """All tables, loaded.  `persistence` writes them, at its interval and when it is told to."""
 
-    def __init__(self, config: NodeConfig, store: Store, *, epoch_begins: bool = False) -> None:
-        """`epoch_begins`: this master begins an epoch at the log's end.  Raises OSError."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: Store,
+        *,
+        epoch_begins: bool = False,
+        accept_empty: Collection[str] = (),
+    ) -> None:
+        """`epoch_begins`: this master begins an epoch at the log's end.  `accept_empty`: names of unfit files for
+        which an empty table is taken.  Raises UnfitFile, OSError.
+        """
         self._store = store
         broker, log = config.broker, config.log
         self._is_slave = is_slave = broker.role.is_slave
         self._directory = directory = log.root / "config"
+        files = {name: PersistedFile(directory / name) for name in unfit_files.NAMES}
         self.topics = TopicTable(
             broker,
-            PersistedFile(directory / "topics.json"),
+            files[unfit_files.TOPICS],
             delay_levels=len(log.message_delay_levels.split()),
         )
         self.topics.load()
         if not is_slave:
             self._list_topics()
         self.offsets = ConsumerOffsets(
-            PersistedFile(directory / "consumerOffset.json"),
+            files[unfit_files.OFFSETS],
             journal=TableJournal(directory / "consumerOffset.journal"),
             text_bytes_max=broker.max_consumer_offset_bytes,
         )
         self.offsets.load()
-        self.groups = Groups(
-            broker.auto_create_subscription_group, PersistedFile(directory / "subscriptionGroup.json")
-        )
+        self.groups = Groups(broker.auto_create_subscription_group, files[unfit_files.GROUPS])
         self.groups.load()
-        self.delays = DelayOffsets(PersistedFile(directory / "delayOffset.json"))
+        self.delays = DelayOffsets(files[unfit_files.DELAYS])
         self.delays.load(None if is_slave else level_bounds(store.queues.get))
         self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
         self.filters.load()
+        self.awaited = unfit_files.settle(files, is_slave=is_slave, accepted=accept_empty)
+        guarded = self.awaited.guarded
+        groups = by_version(self.groups.persist, lambda: self.groups.data_version)
         self.persistence = Persistence(
             {
-                "topics": self.topics.persist,
-                "consumer offsets": self.offsets.persist,
-                "groups": by_version(self.groups.persist, lambda: self.groups.data_version),
+                "topics": guarded(unfit_files.TOPICS, self.topics.persist),
+                "consumer offsets": guarded(unfit_files.OFFSETS, self.offsets.persist),
+                "groups": guarded(unfit_files.GROUPS, groups),
                 "consumer filters": self.filters.persist,
-                "delay offsets": self.delays.persist,
+                "delay offsets": guarded(unfit_files.DELAYS, self.delays.persist),
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
@@ -76,11 +89,11 @@ class Tables:
         """The last pass, once the tables are at rest, so that a stock broker finds everything in RocketMQ's files."""
         self.persistence.persist()
         for name, write in (
-            ("consumerOffset.json", self.offsets.persist_whole),
-            ("topics.json", self.topics.close),
+            (unfit_files.OFFSETS, self.offsets.persist_whole),
+            (unfit_files.TOPICS, self.topics.close),
         ):
             try:
-                write()
+                self.awaited.guarded(name, write)()
             except OSError as error:
                 logger.error("%s not written, its journal has the changes reason=%s", name, error)
 

@@ -135,6 +135,8 @@ class ConsumerFilters:
         """Reads the file, if there is one.  Every filter in it is dead until a heartbeat of its group."""
         body = self._stored.load(ConsumerFilterWrapper.decode)
         if body is None:
+            if self._stored.unfit is not None:
+                self._stored.keep_unfit()  # the heartbeats of the groups bring all filters again
             return
         dead_ms = self._clock_ms() - DEAD_AT_LOAD_MS
         for topic in body.filter_data_by_topic.values():

@@ -124,7 +124,7 @@ class RoleExecutor:
     def wake(self) -> None:
         self.put(Tick())
 
-    def ask(self, header: ExtHeader) -> JSONBody:
+    def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Makes a request; blocks until it is answered.  Raises RequestError if it is refused."""
         answer = self.order(header)
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from haservice.broker.lease.orders import begin_epoch, seal
 from haservice.broker.roles.actions import Ask, Refuse
 from haservice.broker.roles.handover import hand_over
-from haservice.broker.roles.new_epoch import Following, follow, forget, further_epoch, note_master
+from haservice.broker.roles.new_epoch import Following, follow, forget, further_epoch, note_master, take_role
 from haservice.broker.roles.peer_checks import Look, begin
 from haservice.broker.roles.promotion import ask_after_pledge, empty, pledge, promote
 from haservice.broker.roles.state import (
@@ -33,6 +33,7 @@ from haservice.broker.roles.state import (
     SealLog,
     SlaveAhead,
     Step,
+    TakeRole,
     Tick,
     View,
 )
@@ -105,6 +106,8 @@ def _asked(state: RoleState, asked: Asked, view: View) -> Step:
         return begin_epoch(state, ticket, header, view)
     if isinstance(header, SealLog):
         return seal(state, ticket, header, view)
+    if isinstance(header, TakeRole):
+        return take_role(state, ticket, header, view)
     if isinstance(header, PromoteHeader):
         return (promote if is_slave else further_epoch)(state, ticket, header, view)
     if isinstance(header, FollowHeader):

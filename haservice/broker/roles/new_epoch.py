@@ -37,7 +37,7 @@ from haservice.broker.roles.rules import (
     role_wanted,
     slave_id,
 )
-from haservice.broker.roles.state import Change, RoleState, Step, View, Who
+from haservice.broker.roles.state import Change, RoleState, Step, TakeRole, View, Who
 from haservice.broker.roles.votes import (
     newest_list,
     objections_to,
@@ -154,7 +154,8 @@ def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: Vi
     new = NewEpoch(why, True, header.min_epoch, ticket)
     if wanted is not now.role:
         command = command_for(wanted, 0, now, why, view.now_ms)
-        new = replace(new, changes={"command": command}, role=now.by(command))
+        changes = {"command": command, "master_role": wanted.value}
+        new = replace(new, changes=changes, role=now.by(command))
     if header.force:
         return new.begin(state, view)
     if state.lost:
@@ -164,6 +165,39 @@ def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: Vi
     asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
     change = Recounting(new, epoch, hold=state.held or "slaves are asked whether there is a newer master")
     return state.but(change=change), (GatherPledges(others_of(kept, state.who.broker_addr), asked),)
+
+
+@dataclass(frozen=True, slots=True)
+class TakingRole(Change):
+    """A master becomes another kind of master: it writes that, then turns."""
+
+    ticket: int
+    role: RoleInForce
+    why: str
+    hold: str = field(default="this broker becomes another kind of master", kw_only=True)
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        if isinstance(result, Failed):
+            return state.but(change=None), (
+                Refuse(self.ticket, f"the new role cannot be written: {result.reason}"),
+            )
+        state = state.but(change=None, turning=f"the role is {self.role.role.value} from now on: {self.why}")
+        said = Say(LogLevel.WARNING, state.turning)
+        return state, (said, Answer(self.ticket, self.role), Turn(state.turning))
+
+
+def take_role(state: RoleState, ticket: int, order: TakeRole, view: View) -> Step:
+    """Its epoch goes on: with a coordinator the voters agree on what an OK means before the next one is given."""
+    now, wanted = state.who.role, role_wanted(order.role, view.kept, state.who.role)
+    if state.who.is_slave or isinstance(wanted, str):
+        why = wanted if isinstance(wanted, str) else "this broker is a slave"
+        return state, (Refuse(ticket, why),)
+    if wanted is now.role:
+        return state, (Refuse(ticket, f"this broker is {wanted.value} already"),)
+    command = command_for(wanted, 0, now, order.why, view.now_ms)
+    # The second one stays when the process starts anew, as a slave until the coordinator is heard.
+    changes = {"command": command, "master_role": wanted.value}
+    return state.but(change=TakingRole(ticket, now.by(command), order.why)), (Write(changes),)
 
 
 @dataclass(frozen=True, slots=True)

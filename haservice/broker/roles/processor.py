@@ -19,6 +19,7 @@ import logging
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
+from haservice.broker.roles.state import Order
 from haservice.errors import RequestError
 from haservice.printable import escaped
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -48,7 +49,7 @@ class Roles(Protocol):
 
     def describe(self) -> LineageBody: ...
 
-    def ask(self, header: ExtHeader, /) -> JSONBody: ...
+    def ask(self, header: ExtHeader | Order, /) -> JSONBody: ...
 
 
 class Log(Protocol):

@@ -35,14 +35,14 @@ from haservice.broker.roles.rules import (
     original_of,
     role_in_force,
 )
-from haservice.broker.roles.state import Begin, RoleState, Who
+from haservice.broker.roles.state import Begin, Order, RoleState, Who, refused
 from haservice.broker.services import flushes_at_once
 from haservice.configuration.settings import BrokerRole, NodeConfig, ReplicationConfig
 from haservice.errors import ConfigError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.headers.clients import ExtHeader
-from haservice.remoting.headers.lineage import LineageBody
+from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import (
@@ -301,19 +301,22 @@ class RoleKeeper:
         turn: Callable[[str], None],
         announce: Callable[[], None],
         epoch_began: Callable[[], None],
+        unfit_tables: Callable[[], str] = lambda: "",
     ) -> None:
         """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
-        have something to hear, `epoch_began` once an epoch has begun on a running master.
+        have something to hear, `epoch_began` once an epoch has begun on a running master.  `unfit_tables` says why
+        a slave's tables are no master's.
         """
         self.role = opened.role
         self.lineage = opened.lineage
         self.peers = opened.peers
+        self._unfit_tables = unfit_tables
         self._describe = Describe(
             opened.config,
             opened.lineage,
             opened.store,
             ha,
-            not_copied=lambda: slave_sync.refused,
+            not_copied=lambda: unfit_tables() or slave_sync.refused,
             master_addr=lambda: slave_sync.master_addr or "",
         )
         hands = RoleHands(
@@ -346,8 +349,10 @@ class RoleKeeper:
         executor = self.executor
         return self._describe.body(executor.state, role, changing=executor.changing)
 
-    def ask(self, header: ExtHeader) -> JSONBody:
+    def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Asks for a change of role; blocks.  Raises RequestError if it is refused."""
+        if isinstance(header, PromoteHeader) and (why := self._unfit_tables()):
+            raise refused(why)
         return self.executor.ask(header)
 
     def gauges(self) -> Mapping[str, str]:

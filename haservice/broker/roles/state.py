@@ -261,8 +261,16 @@ class SealLog:
     epoch: int
 
 
-Order = BeginEpoch | SealLog
-"""What only this broker itself asks for, by its coordinator's word."""
+@dataclass(frozen=True, slots=True)
+class TakeRole:
+    """A master with a coordinator becomes another kind of master, within its epoch."""
+
+    role: str
+    why: str
+
+
+Order = BeginEpoch | SealLog | TakeRole
+"""What only this broker itself asks for: by its coordinator's word, or because its epochs are the coordinator's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,11 +374,11 @@ class TopicTable:
             self._stored = changes.mark
             return True
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Writes the file whole, if its journal says what it does not.  Raises OSError."""
         with self._file_lock:
-            if self._file.journaled or self._changes.number != self._stored:
-                self._persist_whole()
+            is_behind = self._file.journaled or self._changes.number != self._stored
+            return is_behind and self._persist_whole()
 
     def _persist_whole(self) -> bool:
         assert self._file_lock.locked()

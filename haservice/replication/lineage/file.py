@@ -1,5 +1,6 @@
 """LineageFile: what a broker must not forget about its log, in `lineage/state.json` beside it.
 
+    format        1; a version that knows only lower ones refuses the file
     replicaId     who we are: made up at the first start, and never changed
     bootId        the machine's boot and its disk's mount at the last start, see commitlog/disk/storage_id.py:
                   a different one means that unflushed pages are lost
@@ -37,6 +38,7 @@ from msgspec import UNSET, UnsetType
 from commitlog.disk.files import Files, OSFiles
 from commitlog.disk.seal import differ_in_a_bit, with_bit_back
 from commitlog.disk.storage_id import is_same_storage, storage_id
+from commitlog.errors import CommitLogError, StoreUnreadable
 from haservice import typed_json
 from haservice.bounds import LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
@@ -211,7 +213,10 @@ class LineageFile:
         self._file = PersistedFile(root / "lineage" / "state.json", files, keeps_sums=False)
         self._lock = threading.Lock()  # guards replacing state; held while the file is written
         was_there = files.exists(self._file.path)
-        state = self._file.load(decode_state)
+        try:
+            state = self._file.load(decode_state)
+        except NewerFormat as error:
+            raise StoreUnreadable(self._file.path, str(error)) from None
         if state is None and was_there:
             logger.error(
                 "who this broker was is lost, it begins as a new one: the role of its properties file, no"
@@ -367,9 +372,18 @@ def _past(state: LineageState, lineage: Lineage, *, own_unwritten: bool = False)
     return tuple(sorted(gone, key=lambda one: one.number)[-EPOCHS_MAX:])
 
 
+FORMAT = 1
+"""Raised when the file gets something that an older version must not drop unread."""
+
+
+class NewerFormat(CommitLogError):
+    """A newer version wrote the file, and says that this one must not use it."""
+
+
 class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The file.  What has a default is not in every file, or not in those of our first versions."""
 
+    format: int = FORMAT
     replica_id: str
     boot_id: str
     epochs: list[Any]
@@ -390,7 +404,13 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     handing_over: HandingOver | UnsetType | None = None
 
 
-_OTHER_FORM = {"epochs", "members", "given", "past"}
+class _Format(msgspec.Struct, frozen=True):
+    """As much of it as any version understands."""
+
+    format: int = FORMAT
+
+
+_OTHER_FORM = {"format", "epochs", "members", "given", "past"}
 _SAME_FORM = [name for name in _Written.__struct_fields__ if name not in _OTHER_FORM]
 
 
@@ -409,9 +429,15 @@ def encode_state(state: LineageState) -> bytes:
 
 
 def decode_state(content: bytes) -> LineageState:
-    """Raises ValueError when the content is not what was written."""
+    """Raises ValueError when the content is not what was written, NewerFormat if a newer version wrote it."""
     head, _, body = content.partition(b"\n")
-    written = typed_json.decode(_Written, _sound(head, body.removesuffix(b"\n")))
+    body = _sound(head, body.removesuffix(b"\n"))
+    if (number := typed_json.decode(_Format, body).format) > FORMAT:
+        raise NewerFormat(
+            f"its format is {number}, and this version knows {FORMAT}: it would drop what it does not know; run the"
+            " version that wrote it, or a newer one"
+        )
+    written = typed_json.decode(_Written, body)
     try:
         # This broker wrote it and believed it once; a start that refuses it would help nobody.
         return LineageState(

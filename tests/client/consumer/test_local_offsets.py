@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from haservice.client.consumer.queues.local_offsets import LocalOffsets
+from haservice.client.errors import OffsetsUnreadable
 from haservice.remoting.bodies.clients import MessageQueue
 
 FIRST, SECOND = MessageQueue("T", "broker-a", 0), MessageQueue("T", "broker-a", 1)
@@ -57,3 +60,11 @@ def test_the_file_of_a_java_client_is_read_and_a_broken_one_gives_way_to_its_bac
         assert await offsets.stored(FIRST) == 17
 
     asyncio.run(main())
+
+
+def test_a_file_that_cannot_be_read_is_no_first_start(tmp_path: Path) -> None:
+    offsets = LocalOffsets(tmp_path, "client", "group")
+    offsets.path.parent.mkdir(parents=True)
+    offsets.path.write_bytes(b'{"offsetTa')
+    with pytest.raises(OffsetsUnreadable, match="put back a copy, or remove both"):
+        asyncio.run(offsets.load())

@@ -21,9 +21,11 @@ from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordi
 from haservice.admin.commands.dledger.by_force import lead_by_force
 from haservice.admin.commands.ha.ask_brokers import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.replicas import (
+    async_tail,
     has_all_acknowledged,
     heard_text,
     only_copy_is_damaged,
+    start_master,
     stock_ahead,
     unheard,
     unlisted_notes,
@@ -117,7 +119,8 @@ def failover(
     It is refused while the master is alive and well: mqadmin switchover loses nothing.  It is also refused
     if a broker answers with an error: that broker is not dead, and the keys may be missing.  A master that
     refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
-    has.  What an ASYNC_MASTER accepted in its last moments is unknown to all others.
+    has.  What an ASYNC_MASTER acknowledged in its last moments no other broker knows, after a clean stop
+    neither: its failover asks for --force.  Start it again and use mqadmin switchover to lose nothing.
 
     Brokers with haCoordinator fail over by themselves.  Where they do not, because failover is paused, or
     something may be lost, this asks for it in etcd or ZooKeeper; mqadmin haList says of each broker why not.
@@ -178,9 +181,10 @@ def fail_over(
         rotten = only_copy_is_damaged(before, candidate)
         why_not = unsafe(before, candidate)
         reasons = [loss_text(loss, counted)] if loss.size != 0 else []
-        reasons += [one for one in (why_not, stock_ahead(before, candidate), rotten) if one]
+        tail = async_tail(candidate, loss)
+        reasons += [one for one in (why_not, tail, stock_ahead(before, candidate), rotten) if one]
         if reasons and not force:
-            help = way_out(before, candidate) if why_not else []
+            help = way_out(before, candidate) if why_not else start_master(before) if tail else []
             if before.unheard_epoch:
                 help += way_past_unheard_epoch(before, candidate)
             if not before.unheard_epoch or len(reasons) > 1:
@@ -313,9 +317,6 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
         lines.append(
             f"Not answering: {said}.  What no other has is cut when it returns, and kept under cut/."
         )
-    roles = {one.master_role for one in topology.ours if one.master_role}
-    if "ASYNC_MASTER" in roles and not any(one.is_master for one in topology.ours):
-        lines.append("The last master was an ASYNC_MASTER: no slave may have what it acknowledged last.")
     lines += unlisted_notes(topology)
     for one in topology.ours:
         if one is not candidate and one is topology.furthest and loss.size:

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Loss, Member, Topology
+from haservice.admin.commands.ha.topology import (
+    ASYNC_MASTER,
+    SHORT_ID,
+    SYNC_MASTER,
+    Loss,
+    Member,
+    Topology,
+)
 from haservice.mastership.whole import Evidence, why_not_whole
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.replication.lineage.membership import (
@@ -123,6 +130,20 @@ def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> b
     )
 
 
+def async_tail(candidate: Member, loss: Loss) -> str:
+    """Why nobody knows what an ASYNC_MASTER that is gone acknowledged last; "" if that is known.
+
+    Of a clean stop, too: no slave is told that the stop was one.
+    """
+    by = loss.heard_by
+    if by is None or loss.unknown or candidate.is_master or by.master_role != ASYNC_MASTER:
+        return ""
+    return (
+        f"the last master was an {ASYNC_MASTER}, which acknowledges without its slaves: it is not known what it"
+        " acknowledged last and no slave has"
+    )
+
+
 def _vote(one: Member) -> Vote:
     return vote_of(one.replica_id, one.lineage, one.end or 0, one.whole_from)
 
@@ -161,7 +182,10 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
             lines.append(f"or, if {one.where} is lost for good: {forget}")
     lines += [f"or {one}" if lines else one for one in start_master(topology)]
     for one in topology.ours:
-        if one is not candidate and topology.loss(one.addr).size == 0 and not unsafe(topology, one):
+        loss = topology.loss(one.addr)
+        if one is candidate or loss.size != 0:
+            continue
+        if not unsafe(topology, one) and not async_tail(one, loss):
             lines.append(f"--to {one.where} needs no --force: no known message would be lost")
     return lines
 

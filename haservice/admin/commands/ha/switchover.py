@@ -2,6 +2,9 @@
 
     show the brokers → say what it means → ask → tell the master → wait until it is done → show the brokers
 
+With --role the master stays the master, and becomes another kind of master at once.  Without a coordinator it begins an
+epoch, for which its slaves pledge themselves: so no slave goes on believing that the old kind of master acknowledged
+what it did not.  With one, the voters agree on what an OK means.
 A master that does not answer cannot hand over: `mqadmin failover` is for that.
 """
 
@@ -20,14 +23,15 @@ from haservice.admin.commands.coordinator.by_request import (
     withdraw_by,
 )
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
-from haservice.admin.commands.dledger.group import hand_over
-from haservice.admin.commands.ha.ask_brokers import gather
+from haservice.admin.commands.dledger.group import check_no_group, hand_over
+from haservice.admin.commands.ha.ask_brokers import ask, gather
 from haservice.admin.commands.ha.failover import check_candidate, damages
-from haservice.admin.commands.ha.replicas import way_past_unheard_epoch
+from haservice.admin.commands.ha.replicas import way_out, way_past_unheard_epoch
 from haservice.admin.commands.ha.role_steps import (
     ANSWER_S,
     LOOK_AGAIN_S,
     ROUTES,
+    TELL_S,
     StepLog,
     check_at_rest,
     check_told,
@@ -45,7 +49,7 @@ from haservice.admin.commands.ha.topology_text import failover_text, late_beginn
 from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
-from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
+from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.terminal.options import (
     address_callback,
     command,
@@ -69,6 +73,11 @@ BETWEEN_S = 2.0
 @time_option(
     "--at", "not_before_ms", help="With a coordinator: not before this time; the command does not wait."
 )
+@click.option(
+    "--role",
+    type=click.Choice(["SYNC_MASTER", "ASYNC_MASTER"]),
+    help="The master stays, and becomes this kind of master.",
+)
 @click.option("--withdraw", is_flag=True, help="With a coordinator: takes back what is asked for.")
 @yes_option
 @coordinator_options
@@ -79,12 +88,13 @@ def switchover(
     to: str | None,
     timeout_s: float,
     not_before_ms: int | None,
+    role: str | None,
     withdraw: bool,
     yes: bool,
     said: CoordinatorSaid,
     output_format: str,
 ) -> None:
-    """Makes a slave the master, and the master a slave.
+    """Makes a slave the master, and the master a slave; with --role, the master another kind of master.
 
     For planned work, while both run.  The master refuses writes for a moment, until the slave has caught up.
     Then the slave becomes the master, in a new epoch, and the old master follows it.  Nothing is lost: if
@@ -94,6 +104,7 @@ def switchover(
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a                        to the slave that is nearest
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --to 10.0.0.2:10911    to this one
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --yes -f json          by a script
+      mqadmin switchover -n 127.0.0.1:9876 -b broker-a --role SYNC_MASTER     no change of master
 
     Clients find the new master when they ask for the route again, RocketMQ's within 30 s; until then their
     sends fail.  A master whose disk is full can hand over as well: a switchover appends nothing.
@@ -109,9 +120,15 @@ def switchover(
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --at '2026-12-01#03:00'
       mqadmin switchover -n 127.0.0.1:9876 -b broker-a --withdraw
     """
+    if role is not None and (to is not None or not_before_ms or withdraw):
+        raise click.UsageError(
+            "--role changes what the master is, and no master: not with --to, --at or --withdraw"
+        )
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        if withdraw:
+        if role is not None:
+            done = change_kind(report, admin, namesrv, where, role, timeout_s)
+        elif withdraw:
             done = withdraw_switchover(report, admin, namesrv, where, said)
         else:
             done = switch_over(report, admin, namesrv, where, to, timeout_s, said, not_before_ms or 0)
@@ -300,3 +317,90 @@ def other_promises(candidates: Sequence[Member], master: Member) -> list[str]:
 def _others(topology: Topology, master: Member) -> str:
     others = [f"{shown_addr(one.addr)}: {one.state}" for one in topology.members if one is not master]
     return "; ".join(others) or "no other broker of that name is known"
+
+
+# -- another kind of master -------------------------------------------------------------------------
+
+
+def change_kind(
+    report: StepLog, admin: MQAdmin, namesrv: Sequence[str], where: str, role: str, timeout_s: float
+) -> bool:
+    """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
+    before = gather(admin, where, namesrv)
+    check_no_group(before, "what an OK means is not a matter of brokerRole there: a majority has the message")
+    report.show("before", before)
+    master = master_to_change(before, role)
+    for line in what_it_means(before, master, role):
+        report.line(line)
+    report.go_on((master.addr, master.role))
+    started = time.monotonic()
+    say_waited_for(before)
+    header = PromoteHeader(role=role, min_epoch=before.last_epoch + 1, why=f"made a {role} by command")
+    with report.telling(admin, before.name, master, way_out(before, master)):
+        told = admin.ask(master.addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=TELL_S)
+    became = _wait_for_role(admin, master.addr, role, timeout_s) and wait_for_master(
+        admin, before.name, master.addr, told.epoch, namesrv, timeout_s
+    )
+    took_s = time.monotonic() - started
+    alone = not became or wait_for_followers(admin, before, master.addr, told.epoch, report)
+    show_after(admin, before, namesrv, report)
+    report.line(
+        f"{shown_addr(master.addr)}, the master of {before.name}, is {role} now: {human_seconds(took_s)}"
+        if became
+        else not_yet(master.addr, before.name, timeout_s)
+    )
+    report.end(
+        brokerName=before.name, master=master.addr, role=role, epoch=told.epoch, complete=became and alone
+    )
+    return became and alone
+
+
+def master_to_change(topology: Topology, role: str) -> Member:
+    """Raises click.ClickException if there is no single master of ours, or if it is of that kind already."""
+    name = topology.name
+    check_at_rest(topology)
+    if len(topology.masters) != 1:
+        check_told(topology)
+        count = "no master that answers" if not topology.masters else f"{len(topology.masters)} masters"
+        raise click.ClickException(f"{name} has {count}\n  mqadmin haStatus says why, and what helps")
+    (master,) = topology.masters
+    if not master.is_ours:
+        raise click.ClickException(
+            f"{shown_addr(master.addr)} is a stock broker: mqadmin updateBrokerConfig -b {shown_addr(master.addr)}"
+            f" -k brokerRole -v {role}"
+        )
+    if master.role == role:
+        raise click.ClickException(f"{shown_addr(master.addr)}, the master of {name}, is {role} already")
+    return master
+
+
+def what_it_means(topology: Topology, master: Member, role: str) -> list[str]:
+    """What an OK means from then on, a line each."""
+    addr = shown_addr(master.addr)
+    lines = [f"{topology.name}: {addr} stays the master, and is {role} instead of {master.role}."]
+    if role == "SYNC_MASTER":
+        lines += [
+            "From then on an OK means that slaves have the message, as inSyncReplicas says; without them, sends are"
+            " answered SLAVE_NOT_AVAILABLE.",
+            f"What {addr} acknowledged before is safe from a failover once a slave has caught up to the new epoch.",
+        ]
+    else:
+        lines += [
+            f"From then on an OK means that {addr} alone has the message: a failover may lose what no slave has.",
+            "What was acknowledged before stays safe.",
+        ]
+    lines.append("Sends in between fail for a moment, and clients repeat them.")
+    lines.append(
+        f"The files say nothing of it: write brokerRole={role} into that of {addr} if it names a master."
+    )
+    return lines
+
+
+def _wait_for_role(admin: MQAdmin, addr: str, role: str, timeout_s: float) -> bool:
+    deadline = Deadline(timeout_s)
+    while not deadline.expired:
+        now = ask(admin, addr)
+        if now.answers and now.role == role and not now.changing:
+            return True
+        time.sleep(LOOK_AGAIN_S)
+    return False

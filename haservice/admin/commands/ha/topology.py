@@ -26,7 +26,7 @@ from haservice.terminal.output import local_second, shown_addr
 
 SHORT_ID = 8
 STOCK = "stock peer: keeps no lineage"
-SYNC_MASTER = "SYNC_MASTER"
+SYNC_MASTER, ASYNC_MASTER = "SYNC_MASTER", "ASYNC_MASTER"
 # How the `trouble` of a broker that did not answer in time begins.
 SILENT = "silent for"
 

@@ -70,6 +70,10 @@ def verdicts_of(
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
 
 
+# In a broker's runtime table: brokerRole as its properties file has it by now.
+IN_FILE = "brokerRoleInFile"
+
+
 def where(one: Seen) -> str:
     return shown_addr(one.broker.addr)
 
@@ -221,6 +225,7 @@ class _Judge:
         if alarm := master.info.get("leaseAlarm"):
             yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
+        yield from self._unlike_file(master)
         yield from self._troubles(master)
         yield from lease_verdict.of_master(master, self.slaves)
         yield from self._replication(master)
@@ -242,6 +247,24 @@ class _Judge:
                     f" write one {key} into all files, and start these brokers again"
                 )
                 yield Finding(Severity.WARNING, "BROKERS DIFFER", text)
+
+    def _unlike_file(self, master: Seen) -> Iterator[Finding]:
+        """A properties file that asks for another kind of master than the one that serves.
+
+        The master's own file counts, unless it makes that broker a slave: then those of the others.
+        """
+        own, role = master.info.get(IN_FILE, ""), master.role
+        kinds = {"ASYNC_MASTER", "SYNC_MASTER"}
+        asking = [master] if own in kinds else self.slaves
+        for one in asking:
+            wanted = one.info.get(IN_FILE, "")
+            if wanted in kinds and role in kinds and wanted != role and master not in self.group:
+                text = (
+                    f"{where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {where(one)}"
+                    f" says brokerRole={wanted}: mqadmin switchover -b {master.broker.name} --role {wanted} makes it"
+                    f" one at once, or write {role} into that file"
+                )
+                yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
 
     def _registration(self, master: Seen) -> Iterator[Finding]:
         """Whether clients find it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.options import ConsumerOptions
 from haservice.client.consumer.queues.offsets import BrokerOffsets, KnownOffsets, Offsets
+from haservice.client.errors import OffsetsUnreadable
 from haservice.client.session import Session
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.admin import ResetOffsetBody
@@ -40,8 +41,10 @@ class LocalOffsets(KnownOffsets):
         self._stored: dict[MessageQueue, int] = {}
 
     async def load(self) -> None:
-        """Raises OSError."""
+        """Raises OSError, or OffsetsUnreadable."""
         found = await asyncio.to_thread(self._file.load, ResetOffsetBody.decode)
+        if self._file.unfit is not None:
+            raise OffsetsUnreadable(self.path, self._file.unfit)
         self._stored = dict(found.offset_table) if found is not None else {}
 
     async def stored(self, queue: MessageQueue) -> int | None:
