@@ -173,9 +173,10 @@ class Store:
         return self._unfinished.rewinding
 
     def _finish_rewinding(self, what: Rewinding) -> None:
-        """Cuts queues and checkpoint, too: the log is cut, but nobody knows what the disk has of them."""
+        """Cuts queues and checkpoint, too: nobody knows what the disk has of them."""
         self.queues.rewind(self.log.end)
         self.checkpoint.lower(self.queues.last_stored_ms(self.log), self.log.end)
+        self.recovery = self.recovery.as_cut()
         self._unfinished.done(what)
         logger.warning("log cut, as was begun before the start offset=%d end=%d", what.offset, self.log.end)
 

@@ -1,22 +1,20 @@
 """Which boot of the machine, and which mount of its disk: if either changed, unflushed pages are lost.
 
     boot@device/superblock     "b0a7…@7:0/ext4:78464"    the file system tells its mounts apart in sysfs
-    boot@device/mount          "b0a7…@0:35/mount:2147"   others are known by the id of the mount
-    boot                       where the system says nothing of mounts, and in files of older versions
+    boot                       others; also in files of older versions
 
 A file system that turned read-only after an error, and is mounted again, has lost what was not flushed, like
 a machine that went down.  Its superblock in memory is then new, and has a new inode in /sys/fs/<type>/.  A
-bind mount shares the old superblock, and so does a container or a service that starts again.  Without such an
-inode the mount's id counts (statx(2); since Linux 6.8 no id is used twice), and any other mount counts as
-mounted anew.  So does a store that was copied or moved to another file system: nobody knows what was flushed.
+bind mount shares the old superblock, and so does a container or a service that starts again.  Where sysfs has no
+such inode (tmpfs, overlay, btrfs, ZFS, NFS), a mount is no proof: a service with a mount namespace of its own has a
+new one at each start, and the pages are still there.  Then the boot alone decides.  Without a boot id nobody
+knows, so every start counts as one after a power cut.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import struct
 from pathlib import Path
 
 from commitlog.disk.store_lock import boot_id
@@ -24,35 +22,35 @@ from commitlog.disk.store_lock import boot_id
 _SYS = Path("/sys")
 # File systems that have a directory there for each mounted device, named as the device.
 _KINDS = ("ext4", "xfs", "f2fs")
-_AT_FDCWD = -100
-# STATX_MNT_ID and STATX_MNT_ID_UNIQUE of statx(2); a kernel that knows the second returns that.
-_STATX_MOUNT = 0x1000 | 0x4000
-_STATX_BYTES, _MASK_AT, _MOUNT_AT = 256, 0, 144
+# What older versions wrote of other file systems: device/mount:ID.
+_MOUNT_ID = "/mount:"
 
 
 def storage_id(directory: Path) -> str:
-    """The id of the boot and the mount that the directory is on now."""
-    boot, mount = boot_id(), mount_of(directory)
-    return f"{boot}@{mount}" if mount else boot
+    """The id of the boot and the mount that the directory is on now; "" if the system tells no boot."""
+    boot, mount = boot_id(), superblock_of(directory)
+    return f"{boot}@{mount}" if mount and boot else boot
 
 
 def is_same_storage(one: str, other: str) -> bool:
     """Whether what was written at `one` is still there at `other`, flushed or not.
 
-    If one of them says nothing of its mount, the boot alone decides.
+    If one of them says nothing of its superblock, the boot alone decides.  One that is not known is no other's.
     """
     (boot, _, mount), (other_boot, _, other_mount) = one.partition("@"), other.partition("@")
-    return boot == other_boot and (mount == other_mount or not (mount and other_mount))
+    both = [mount, other_mount]
+    are_told = all(both) and not any(_MOUNT_ID in one for one in both)
+    return bool(boot) and boot == other_boot and (mount == other_mount or not are_told)
 
 
-def mount_of(directory: Path) -> str:
-    """The device and its mount; "" if neither sysfs nor statx tells, or there is no such directory."""
+def superblock_of(directory: Path) -> str:
+    """The device and the superblock in memory; "" if sysfs does not tell, or there is no such directory."""
     try:
         device = directory.stat().st_dev
     except OSError:
         return ""
     number = f"{os.major(device)}:{os.minor(device)}"
-    told = _superblock(number) or _mount_id(directory)
+    told = _superblock(number)
     return f"{number}/{told}" if told else ""
 
 
@@ -62,15 +60,3 @@ def _superblock(number: str) -> str:
         with contextlib.suppress(OSError):
             return f"{kind}:{(_SYS / 'fs' / kind / name).stat().st_ino}"
     return ""
-
-
-def _mount_id(directory: Path) -> str:
-    found = ctypes.create_string_buffer(_STATX_BYTES)
-    try:
-        failed = ctypes.CDLL(None).statx(_AT_FDCWD, os.fsencode(directory), 0, _STATX_MOUNT, found)
-    except (AttributeError, OSError):  # a libc without it
-        return ""
-    (mask,) = struct.unpack_from("=I", found, _MASK_AT)
-    if failed or not mask & _STATX_MOUNT:
-        return ""
-    return "mount:{}".format(*struct.unpack_from("=Q", found, _MOUNT_AT))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from commitlog.disk.files import Buffer, Files
@@ -72,6 +72,12 @@ class RecoveryReport:
     cut_file: Path | None = None
     fences: tuple[Fence, ...] = ()
     """Damaged ranges in the scanned part, with sound records behind them."""
+    had_end: int = 0
+    """Where the log ended by what other files say; 0 if they say no more than the log shows."""
+
+    def as_cut(self) -> RecoveryReport:
+        """The same where a cut was finished: the other files had not heard of it."""
+        return replace(self, had_end=0)
 
     def __str__(self) -> str:
         stop = "clean" if self.clean else "unclean"
@@ -135,7 +141,9 @@ def recover(
     began_s = time.monotonic()
     items = segments.items
     if not items:
-        return RecoveryReport(clean, 0, 0, 0, 0, 0, 0.0)
+        # A power cut leaves the names of segments: without any, the queues do not know too much.
+        had_end = max(durable_below or 0, proven_end)
+        return RecoveryReport(clean, 0, 0, 0, 0, 0, 0.0, had_end=had_end)
     judge = _Judge(
         clean=clean,
         before_ms=durable_before_ms,
@@ -156,6 +164,7 @@ def recover(
             scan.end = scan.passed_blank
         # A blank at the very end is cut: nobody knows whether all of it came.  It holds nothing to keep.
         cut_bytes = 0 if scan.blank else leftover(items, scan.end)
+        found = _found_end(items, scan, cut_bytes)
         cut_file = keep_aside(items, scan.end, cut_directory, files) if cut_bytes else None
         segments.truncate(scan.end)
         if not cut_bytes and is_kept_aside(scan.end, cut_directory, files):
@@ -177,7 +186,30 @@ def recover(
         cut_reason=scan.reason if cut_bytes else None,
         cut_file=cut_file,
         fences=tuple(scan.fences),
+        had_end=_had_end(clean, durable_below, proven_end, found),
     )
+
+
+def _had_end(clean: bool, durable: int | None, queued: int, found: int) -> int:
+    """A stock broker's store has no mark of ours; its queues know, but after a crash they may know too much."""
+    had_end = durable if durable is not None else queued if clean else 0
+    return had_end if had_end > found else 0
+
+
+def _found_end(items: Sequence[Segment], scan: _Scan, cut_bytes: int) -> int:
+    """Where the bytes end, before any is cut.  An unfinished record may end with zeros, so its size counts, too."""
+    segment = next((one for one in items if one.start <= scan.end < one.end), None)
+    if segment is None:
+        return scan.end
+    if scan.blank or scan.end == scan.passed_blank:
+        return segment.end
+    size = 0
+    if cut_bytes:
+        with Held(segment):
+            size = int.from_bytes(
+                segment.pread(min(4, segment.end - scan.end), scan.end - segment.start), "big"
+            )
+    return max(scan.end + cut_bytes, min(scan.end + size, segment.end))
 
 
 def _sync_zeros(segment: Segment | None, files: Files) -> None:

@@ -128,7 +128,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     server = RemotingServer([], config.remoting.idle_seconds)
     # Once the answers until now have gone out.
     turn_soon = partial(server.call_soon, _later, server, turn)
-    slave_sync = slave_sync_of(config, tables)
+    slave_sync = slave_sync_of(config, tables, store)
     ha: MasterHAService[Wait] | SlaveHAService | MajorityHA
     if isinstance(role, OpenedMember):
         proof = MajorityProof(server)
@@ -146,6 +146,8 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             on_failure=opened.health.thread_failed,
             by_voters=gate is not None,
             on_lost=lease.wake if lease is not None else lambda: None,
+            on_greeted=slave_sync.greeted,
+            on_cut=tables.end_offsets,
         )
     slave = ha if isinstance(ha, SlaveHAService) else None
     durability = durability_of(config, store, _replica_proof(ha), server, gate)
@@ -179,6 +181,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             turn=turn_soon,
             announce=registration.announce,
             unfit_tables=lambda: tables.awaited.why,
+            epoch_began=tables.end_offsets,
         )
     follow_settings(
         live,

@@ -46,7 +46,7 @@ from haservice.broker.majority.member import BrokerMember
 from haservice.broker.majority.startup import MajorityStartup, attach, check_is_classic
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.metrics.port import open_monitoring
-from haservice.broker.roles.startup import RoleKeeper, RoleStartup
+from haservice.broker.roles.startup import OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
 from haservice.broker.services import check_ports, live_settings_of, store_host_of
@@ -270,7 +270,12 @@ class BrokerNode:
         if isinstance(role, str):
             turn(role)
             return None
-        tables = Tables(config, store, accept_empty=self._accepted.empty)
+        tables = Tables(
+            config,
+            store,
+            epoch_begins=isinstance(role, OpenedRole) and role.begins_epoch,
+            accept_empty=self._accepted.empty,
+        )
         self._running.add("tables", lambda _: tables.close())
         opened = Opened(role, store_host, tables, security, client, live, self.health, self._lease)
         return assemble(opened, turn)

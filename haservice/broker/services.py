@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from commitlog.dispatch.dispatcher import parse_delay_levels
 from commitlog.kernel.records import encode_host
 from commitlog.options import FlushDiskType
 from commitlog.store import Store
 from haservice.broker.acl.security import Security
+from haservice.broker.delay.overdue import Overdue
 from haservice.broker.groups.offset_reclaim import OffsetReclaim
 from haservice.broker.handlers import Processors, vip_processors_of
 from haservice.broker.metadata.next_start import check_store
@@ -21,7 +23,7 @@ from haservice.broker.roles.rules import as_in_file
 from haservice.broker.send.durability import Durability, PutStatus, ReplicaProof, Wait
 from haservice.broker.stats.ha_samples import HASamples
 from haservice.configuration.live_settings import LiveSettings, file_of
-from haservice.configuration.settings import BrokerRole, NodeConfig
+from haservice.configuration.settings import BrokerRole, NodeConfig, ReadMark
 from haservice.coordination.gate import Gate
 from haservice.errors import ConfigError
 from haservice.observability.server import check_addr
@@ -100,6 +102,8 @@ def replication_of(
     on_failure: Callable[[str, BaseException], None],
     by_voters: bool = False,
     on_lost: Callable[[], None] = lambda: None,
+    on_greeted: Callable[[str], None] = lambda _: None,
+    on_cut: Callable[[], None] = lambda: None,
 ) -> MasterHAService[Wait] | SlaveHAService:
     """The service of this role.  With SYNC_FLUSH a slave reports only what is on its disk."""
     flushes = flushes_at_once(config)
@@ -111,9 +115,19 @@ def replication_of(
             flush=store.log.flush if flushes else None,
             boundary=lambda: store.dispatcher.position,
             on_failure=on_failure,
-            rejoin=Rejoin(_facts(config), lineage, store.log, store, flushes=flushes),
+            rejoin=Rejoin(
+                _facts(config),
+                lineage,
+                store.log,
+                store,
+                on_cut=on_cut,
+                flushes=flushes,
+                takes_marks=config.replication.read_mark is ReadMark.STRICT,
+            ),
             doors=security.doors,
             on_lost=on_lost,
+            on_mark=on_mark,
+            on_greeted=on_greeted,
         )
     return MasterHAService(
         config.replication,
@@ -169,7 +183,8 @@ def ha_samples_of(config: NodeConfig, store: Store, ha: HAService) -> HASamples 
     return HASamples(config.log.root, store.log, store.dispatcher, ha, interval_ms / 1000)
 
 
-def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
+def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync:
+    levels = len(parse_delay_levels(config.log.message_delay_levels))
     return SlaveSync(
         config.broker_addr,
         tables.topics,
@@ -178,6 +193,8 @@ def slave_sync_of(config: NodeConfig, tables: Tables) -> SlaveSync:
         delays=tables.delays,
         on_synced=tables.persistence.soon,
         on_copied=tables.awaited.copied,
+        overdue=Overdue(store.queues.get, tables.delays, levels),
+        keep=tables.keep,
     )
 
 

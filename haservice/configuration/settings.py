@@ -297,7 +297,8 @@ class ReplicationConfig:
     read_mark: ReadMark = REPLICATION.key("haReadMark", ReadMark.IN_SYNC, ANY, OURS)(
         "How far consumers read. IN_SYNC: with SYNC_FLUSH only what is flushed, and of a SYNC_MASTER only "
         "what an in-sync slave has; while there is no such slave, all. STRICT: while there is none, nothing "
-        "new, and nothing after a start. OFF: all, as RocketMQ."
+        "new, and nothing after a start; of a slave only what its master has told to be acknowledged. OFF: all, "
+        "as RocketMQ."
     )
     heartbeat_interval_ms: int = REPLICATION.key("haSendHeartbeatInterval", 5000, MS)(
         "Silence after which master and slave send a sign of life."

@@ -1,15 +1,19 @@
 """Who may take the lease: the rules of a candidate.  Pure.
 
 A candidate to follow a SYNC_MASTER counts voters that have sealed their logs: they acknowledge nothing more to the
-last master, whatever its clock says.  So its safety needs no clock.  See docs/failover.md.
+last master, whatever its clock says.  So its safety needs no clock.  Whose log counts is haservice.mastership's rule.
+See docs/failover.md.
 """
 
 from __future__ import annotations
 
-from haservice.coordination.cluster import Cluster, MemberState
+from haservice.coordination.cluster import FOLLOWS, Cluster, MemberState
 from haservice.coordination.facts import LeaseFacts
 from haservice.coordination.voters import Voters
+from haservice.mastership.whole import Evidence, KnownVoter, Place, last_resort, why_not_whole
 from haservice.replication.lineage.epochs import PROMOTION_STEP, of_one_promotion
+
+EMPTIED = "its machine went down, or its store was emptied or put back, and it has not caught up since"
 
 
 def why_restored(facts: LeaseFacts) -> str:
@@ -51,7 +55,8 @@ def why_not(facts: LeaseFacts) -> str:
     if seen.settings.paused and request is None:
         return "failover is paused: mqadmin resume"
     if seen.is_new:
-        return "" if own.may_be_first else "no master has been here yet, and this broker is none by its file"
+        none = "no master has been here yet, and this broker is none by its file"
+        return _why_longer(facts, seen) if own.may_be_first else none
     status, is_forced = seen.status, request is not None and request.force
     if status is not None and status.goes_on and status.replica_id != own.id and not is_forced:
         return f"replica {status.replica_id[:8]} may go on without its lease, since failover was paused"
@@ -59,13 +64,55 @@ def why_not(facts: LeaseFacts) -> str:
         return f"it takes no lease for {facts.promised_until_s - facts.now_s:.1f} s: it promised that, or has started"
     if is_forced:
         return _why_unsealed(facts, seen)
-    if own.id not in seen.voters.ids:
-        return "it is no voter: it was away, or not level, when the last master counted"
-    if not me.is_whole:
-        return "its machine went down, or its store was emptied, and it has not caught up since"
+    if is_last_resort(facts, seen):
+        return _why_longer_at_all(facts, seen)
+    if why := why_hurt(seen, me):
+        return why
     if status is not None and status.replica_id == own.id:
-        return ""  # nobody was master after us, so nobody acknowledged anything that we lack
-    return _why_unsealed(facts, seen) or _why_short(facts, seen) or _why_other(facts, seen)
+        # Nobody was master after us, so nobody acknowledged anything that we lack.
+        return _why_longer(facts, seen)
+    return (
+        _why_early(facts) or _why_unsealed(facts, seen) or _why_short(facts, seen) or _why_longer(facts, seen)
+    )
+
+
+def why_hurt(seen: Cluster, one: MemberState) -> str:
+    """Why that log does not count: it lacks what it has acknowledged, or may lack it; "" if it counts."""
+    told, status = dict[str, Place](), seen.status
+    if one.state == FOLLOWS:
+        pass  # its log grows, and what it tells of itself may be older than what its master tells of it
+    elif status is not None and (known := status.told.get(one.replica_id)) is not None:
+        told["the coordinator"] = known
+    elif status is not None and not status.told and status.replica_id == one.replica_id:
+        told["the coordinator"] = (one.place.epoch, status.end)  # an older version wrote it
+    evidence = Evidence(one.place, told, lost_power=one.lost_power and not one.is_whole)
+    return why_not_whole(evidence) or ("" if one.is_whole else EMPTIED)
+
+
+def is_last_resort(facts: LeaseFacts, seen: Cluster) -> bool:
+    """Whether we lead although a power cut left too few whole voters: all are connected, and our log is the longest,
+    also of those that are no voters.
+
+    A log that was emptied or put back is another matter: what it lacks may be found again, so an operator decides.
+    """
+    known, ids = dict[str, KnownVoter](), seen.voters.ids
+    for name, one in {**seen.members, facts.own.id: facts.own.member}.items():
+        hurt = why_hurt(seen, one)
+        if one.sealed >= seen.epoch and (not hurt or (one.lost_power and not one.is_whole)):
+            known[name] = KnownVoter(one.place, is_whole=not hurt and name in ids)
+    needed = seen.voters.quorum if seen.voters.needed else 1
+    return last_resort(ids | known.keys(), needed, known) == facts.own.id
+
+
+def _why_early(facts: LeaseFacts) -> str:
+    """A coordinator that comes back without its sessions shows only who has come back to it, too."""
+    assert facts.session is not None
+    left_s = facts.session.opened_s + facts.settings.ttl_s - facts.now_s
+    return (
+        f"it takes no lease for {left_s:.1f} s: its session is new, and others may have none yet"
+        if left_s > 0
+        else ""
+    )
 
 
 def _why_unsealed(facts: LeaseFacts, seen: Cluster) -> str:
@@ -86,14 +133,25 @@ def heard(seen: Cluster, me: MemberState) -> dict[str, MemberState]:
     return {
         name: one
         for name, one in members.items()
-        if name in seen.voters.ids and one.sealed >= seen.epoch and one.is_whole and one.mark <= me.mark
+        if name in seen.voters.ids
+        and one.sealed >= seen.epoch
+        and one.place <= me.place
+        and not why_hurt(seen, one)
     }
 
 
 def _why_short(facts: LeaseFacts, seen: Cluster) -> str:
+    """Too few voters are heard.  Who is none needs as many of them: then it has all that they acknowledged, and no
+    voter is left that could promise the last master to leave the lease to it.
+    """
+    count, quorum = len(heard(seen, facts.own.member)), seen.voters.quorum if seen.voters.needed else 1
+    if count < quorum and facts.own.id not in seen.voters.ids:
+        return (
+            "it is no voter: it was away, or not level, when the last master counted; and of the voters that have no"
+            f" more than this one, {quorum} have to be heard, and {count} are"
+        )
     if seen.voters.needed == 0:
         return _why_lost(facts, seen)
-    count, quorum = len(heard(seen, facts.own.member)), seen.voters.quorum
     if count >= quorum:
         return ""
     return (
@@ -102,12 +160,20 @@ def _why_short(facts: LeaseFacts, seen: Cluster) -> str:
     )
 
 
+def _followed_last(seen: Cluster, one: MemberState) -> bool:
+    """Whether it was the last master, or followed it."""
+    return seen.status is not None and of_one_promotion(one.epoch, seen.status.epoch)
+
+
 def _why_lost(facts: LeaseFacts, seen: Cluster) -> str:
     """Rule 5: how far an ASYNC_MASTER's slave may be behind."""
     status, own, most = seen.status, facts.own, seen.settings.max_loss_bytes
-    if status is None or not of_one_promotion(own.member.epoch, status.epoch):
+    if status is None or not _followed_last(seen, own.member):
         return "it has not followed the last master, so what it lacks is unknown"
-    end = max(status.end, own.master_end)
+    there = (
+        one for one in seen.members.values() if one.is_whole and one.place.epoch == own.member.place.epoch
+    )
+    end = max(status.end, own.master_end, *(one.mark.end for one in there))
     lost = end - own.member.mark.end
     if own.member.mark.end < seen.voters.floor:
         return (
@@ -120,18 +186,29 @@ def _why_lost(facts: LeaseFacts, seen: Cluster) -> str:
     return ""
 
 
-def _why_other(facts: LeaseFacts, seen: Cluster) -> str:
-    """Another one that may take it has more."""
-    me = facts.own.member
-    for name in sorted(seen.voters.ids - {me.replica_id}):
-        one = seen.members.get(name)
-        if one is None or one.unfit or one.sealed < seen.epoch or not one.is_whole:
-            continue
-        if seen.voters.needed == 0 and one.epoch < me.epoch:
-            continue  # it has not followed the last master
-        if one.mark > me.mark:
+def _why_longer(facts: LeaseFacts, seen: Cluster) -> str:
+    """Another one that is connected has more, whether the coordinator has it among the voters or not: that may be a
+    coordinator of older voters.
+    """
+    me, ids, is_async = facts.own.member, seen.voters.ids, seen.voters.needed == 0
+    for name, one in sorted(seen.members.items()):
+        if name == me.replica_id or not one.is_whole or (one.unfit and name in ids):
+            continue  # of the voters enough are heard
+        if is_async and (one.unfit or one.sealed < seen.epoch or not _followed_last(seen, one)):
+            continue  # it takes no lease; what it has more is measured by haMaxLossBytes
+        if one.place > me.place:
             return f"replica {name[:8]} at {one.broker_addr} has more: up to {one.mark.end}, this one to {me.mark.end}"
+        if me.replica_id not in ids and name in ids and one.place == me.place:
+            return f"it is no voter, and voter {name[:8]} at {one.broker_addr} has as much"
     return ""
+
+
+def _why_longer_at_all(facts: LeaseFacts, seen: Cluster) -> str:
+    """A log that does not count has more than one that lost power: there may be messages in it that this one lacks."""
+    longest = max(seen.members.values(), key=lambda one: one.place, default=facts.own.member)
+    if longest.place <= facts.own.member.place:
+        return ""
+    return f"replica {longest.replica_id[:8]} at {longest.broker_addr} has more, and its log does not count"
 
 
 def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
@@ -139,6 +216,8 @@ def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
     request, status, end = seen.request, seen.status, facts.own.member.mark.end
     if seen.is_new or status is None:
         return "first master"
+    if request is None and is_last_resort(facts, seen):
+        return _last_resort_text(facts, seen)
     if request is not None:
         why = ", ".join(filter(None, (request.kind, "forced" if request.force else "", request.why)))
     elif status.replica_id == facts.own.id:
@@ -148,6 +227,18 @@ def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
     told = max(status.end, facts.own.master_end)
     is_short = seen.voters.needed == 0 and told > end and status.replica_id != facts.own.id
     return f"{why}; {told - end} bytes that it had told of are lost" if is_short else why
+
+
+def _last_resort_text(facts: LeaseFacts, seen: Cluster) -> str:
+    members = {**seen.members, facts.own.id: facts.own.member}
+    ends = ", ".join(f"{name[:8]} {one.mark.end}" for name, one in sorted(members.items()))
+    status = seen.status
+    told = max((place.end for place in status.told.values()), default=status.end) if status is not None else 0
+    lost = max(told - facts.own.member.mark.end, 0)
+    return (
+        f"a power cut left too few whole logs, and all voters are connected: this log is the longest ({ends});"
+        f" {lost} bytes that were acknowledged or told of are lost, and what was not told of"
+    )
 
 
 def next_epoch(facts: LeaseFacts) -> int:

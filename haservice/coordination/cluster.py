@@ -28,6 +28,7 @@ MASTER, EPOCH, VOTERS, STATUS, SETTINGS = "master", "epoch", "voters", "status",
 REQUEST = "request"
 MEMBERS = "members/"
 SWITCHOVER, FAILOVER = "switchover", "failover"
+FOLLOWS = "follows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ class Status:
     """Whether it appended nothing more: it stopped, or handed over."""
     goes_on: bool = False
     """Whether it may go on without its lease, because failover was paused when it looked."""
+    told: Mapping[str, Mark] = field(default_factory=dict)
+    """The furthest place that each voter's log is known to have had, by what it acknowledged.  A log that comes back
+    with less was put back from an older copy.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,17 @@ class MemberState:
     ha_addr: str = ""
     role: str = ""
     state: str = ""
+    """FOLLOWS of a slave that is connected to its master; else for people."""
     version: str = ""
+    lost_power: bool = False
+    """Of a log that is not whole: whether a power cut is all that happened to it."""
+    reached: int = -1
+    """The newest epoch whose start its log has reached; -1 if it does not tell."""
+
+    @property
+    def place(self) -> Mark:
+        """How far its log goes.  Whoever has reached an epoch's start has all that was acknowledged before."""
+        return Mark(max(self.reached, self.mark.epoch), self.mark.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from haservice.coordination.candidate import first_voters, next_epoch, why_not, why_restored, why_taken
+from haservice.coordination.candidate import (
+    first_voters,
+    is_last_resort,
+    next_epoch,
+    why_not,
+    why_restored,
+    why_taken,
+)
 from haservice.coordination.cluster import (
     EPOCH,
     MASTER,
@@ -30,6 +37,7 @@ from haservice.coordination.cluster import (
 from haservice.coordination.coordinator import ABSENT, HISTORY, Transaction
 from haservice.coordination.facts import LeaseFacts, VotersChange
 from haservice.coordination.voters import NEVER, Voters, wanted
+from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 
 # -- actions ----------------------------------------------------------------------------------------
@@ -73,6 +81,23 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """Durably: our log is an older copy of itself.  It counts for nothing until a master of `epoch` or a newer one has
+    filled it up.
+    """
+
+    epoch: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An operator has to read this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CountBy:
     """Whose acks make an OK from now on."""
 
@@ -88,7 +113,7 @@ class AskPromises:
     ttl_s: float
 
 
-Action = Serve | Block | Promote | Follow | Seal | CountBy | AskPromises
+Action = Serve | Block | Promote | Follow | Seal | CountBy | AskPromises | Doubt | Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,8 @@ class Decided:
     commit: Transaction | None = None
     why: str = ""
     change: VotersChange | None = None
+    alarm: str = ""
+    """What an operator has to read once `commit` has happened."""
 
 
 # -- the decision -----------------------------------------------------------------------------------
@@ -127,15 +154,21 @@ def _unreadable(facts: LeaseFacts) -> Decided:
     own, why = facts.own, "the coordinator cannot be reached"
     if own.opened < 0:
         return Decided(why=why, change=facts.change)
-    most, untold = facts.settings.max_loss_bytes, facts.untold_bytes
-    if own.needed == 0 < most < untold and not facts.goes_on:
-        has = f"{untold} bytes are neither told to it nor on all voters, and haMaxLossBytes is {most}"
+    if has := why_untold(facts):
         actions: list[Action] = [Block(f"{why}: {has}")]
     else:
         actions = [*_served(facts, own.opened, why)]
     if facts.settings.failsafe and facts.is_last_master:
         actions.append(AskPromises(facts.who_could_take_it, own.opened, facts.settings.ttl_s))
     return Decided(tuple(actions), why=why, change=facts.change)
+
+
+def why_untold(facts: LeaseFacts) -> str:
+    """Rule 5, while the coordinator hears nothing of us: why an ASYNC_MASTER takes no more; "" if it may."""
+    most, untold = facts.settings.max_loss_bytes, facts.untold_bytes
+    if facts.own.opened < 0 or facts.goes_on or not facts.own.needed == 0 < most < untold:
+        return ""
+    return f"{untold} bytes are neither told to it nor on all voters, and haMaxLossBytes is {most}"
 
 
 def _served(facts: LeaseFacts, epoch: int, why: str) -> Iterable[Action]:
@@ -158,7 +191,8 @@ def _vacant(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Decided:
     if why:
         drop = _drop_request(seen) if facts.is_request_over else None
         return Decided(tuple(actions), drop, why=why, change=facts.change)
-    return Decided(tuple(actions), _take(facts, seen, now_ms))
+    alarm = why_taken(facts, seen) if seen.request is None and is_last_resort(facts, seen) else ""
+    return Decided(tuple(actions), _take(facts, seen, now_ms), alarm=alarm)
 
 
 def _drop_request(seen: Cluster) -> Transaction | None:
@@ -181,7 +215,15 @@ def _take(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Transaction:
     puts = {
         MASTER: encode(master),
         EPOCH: encode(epoch),
-        STATUS: encode(Status(me.replica_id, epoch, me.mark.end, goes_on=facts.goes_on)),
+        STATUS: encode(
+            Status(
+                me.replica_id,
+                epoch,
+                me.mark.end,
+                goes_on=facts.goes_on,
+                told=told(facts, seen, None, me.place),
+            )
+        ),
         f"{HISTORY}{epoch}": encode(
             HistoryEntry(me.replica_id, epoch, me.broker_addr, now_ms, me.mark.end, why_taken(facts, seen))
         ),
@@ -223,7 +265,14 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
     change, counts = _next_voters(facts, seen)
     actions = [CountBy(counts), *_served(facts, own.opened, "its lease was not renewed in time")]
     puts = {}
-    status = Status(own.id, master.epoch, own.member.mark.end, goes_on=seen.settings.paused)
+    end = own.member.mark.end
+    status = Status(
+        own.id,
+        master.epoch,
+        end,
+        goes_on=seen.settings.paused,
+        told=told(facts, seen, change, Mark(own.opened, end)),
+    )
     if status != seen.status or facts.is_given_back or facts.has_fallen_back:
         puts[STATUS] = encode(status)
     if change is not None and own.counts == counts and change.version == seen.version(VOTERS):
@@ -236,6 +285,14 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
             puts[VOTERS] = encode(seen.voters)
     commit = Transaction(seen.expecting(MASTER, EPOCH, *puts), puts) if puts else None
     return Decided(tuple(actions), commit, change=change)
+
+
+def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:
+    """The furthest place of each voter's log.  It falls for nobody who comes back with less."""
+    own, before = facts.own, seen.status.told if seen.status is not None else {}
+    ids = seen.voters.ids | (change.after.ids if change is not None else frozenset())
+    places = {one: [at[one] for at in (before, own.told) if one in at] for one in ids}
+    return {**{one: max(found) for one, found in places.items() if found}, own.id: mine}
 
 
 def _hand_over(facts: LeaseFacts, seen: Cluster, request: MasterRequest) -> Decided:
@@ -288,7 +345,9 @@ def give_back(facts: LeaseFacts) -> Transaction | None:
     if seen is None or facts.holds is None:
         return None
     if facts.is_last_master:
-        status = Status(own.id, facts.holds.epoch, own.member.mark.end, is_final=True)
+        mine = Mark(own.opened, own.member.mark.end)
+        places = told(facts, seen, facts.change, mine)
+        status = Status(own.id, facts.holds.epoch, mine.end, is_final=True, told=places)
     elif seen.status is not None and seen.status.goes_on:
         status = replace(seen.status, goes_on=False)
     else:

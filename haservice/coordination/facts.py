@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from haservice.coordination.cluster import STATUS, Cluster, Leaseholder, MemberState, Settings
 from haservice.coordination.voters import Follower, Voters
-from haservice.replication.lineage.epochs import of_one_promotion
+from haservice.replication.lineage.epochs import Mark, of_one_promotion
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Own:
     followers: Mapping[str, Follower] = field(default_factory=dict)
     is_held: bool = False
     """Whether a Block is in force: nothing is appended since `member.mark` was read."""
+    told: Mapping[str, Mark] = field(default_factory=dict)
+    """Of a master: the furthest places that replicas have acknowledged in its epoch, also of those that are gone."""
 
     @property
     def id(self) -> str:
@@ -46,6 +48,8 @@ class OwnSession:
     name: str
     sent_s: float
     ttl_s: float
+    opened_s: float = -math.inf
+    """When it was opened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from haservice.coordination.candidate import twin
+from haservice.coordination.candidate import twin, why_hurt, why_restored
 from haservice.coordination.cluster import (
     MASTER,
     MEMBERS,
@@ -33,9 +33,23 @@ from haservice.coordination.coordinator import (
     Snapshot,
     Transaction,
 )
-from haservice.coordination.decision import Action, Block, Decided, Seal, Serve, decide, give_back
+from haservice.coordination.decision import (
+    Action,
+    Alarm,
+    Block,
+    Decided,
+    Doubt,
+    Follow,
+    Promote,
+    Seal,
+    Serve,
+    decide,
+    give_back,
+    why_untold,
+)
 from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
 from haservice.coordination.history import prune
+from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 
 # -- what is asked ----------------------------------------------------------------------------------
@@ -94,7 +108,7 @@ class Host(Protocol):
     def own(self) -> Own: ...
 
     def act(self, action: Action, /) -> None:
-        """A Seal is durable when this returns, a Block in force."""
+        """A Seal and a Doubt are durable when this returns, a Block in force."""
 
 
 # -- the rounds -------------------------------------------------------------------------------------
@@ -122,6 +136,13 @@ class Rounds:
         self._asked_s = math.inf
         """When the question of a round that has no answer yet was asked."""
         self._change: VotersChange | None = None
+        self._has_acted = False
+        """Whether this life has followed or led: a log that comes back with less does so before."""
+        self._loud = ""
+        self._told: dict[str, Mark] = {}
+        """The furthest place of each replica's log that this life has read or heard of: a coordinator that was put
+        back from a backup knows less.
+        """
         self._pruned = -1
         """In which epoch of ours the history was pruned."""
         self._began_s = host.now_s()
@@ -153,7 +174,7 @@ class Rounds:
         self.is_fresh, self._asked_s = False, self._host.now_s()
         try:
             yield from self._keep_session()
-            self.seen = decode((yield Read()), self._defaults).at(self._host.now_ms())
+            self.seen = self._remembering(decode((yield Read()), self._defaults).at(self._host.now_ms()))
             self._has_answer(True)
             self._note_request(self.seen.version(REQUEST) if self.seen.request is not None else ABSENT)
         except CoordinatorError as error:
@@ -167,6 +188,7 @@ class Rounds:
             self._host.act(Block(str(error)))
             self.why = str(error)
             return self._loop_s
+        self._look_back()
         commit = self._decide()
         takes = commit is not None and MASTER in commit.puts
         try:
@@ -176,7 +198,10 @@ class Rounds:
                 self._gave_back = (self.seen.epoch, self.seen.version(STATUS))
             if commit is not None and STATUS in commit.puts and not self.facts().goes_on:
                 self._fell_back = self.seen.version(STATUS)
+            loud = self._loud
             if commit is not None and (yield Transact(commit)) and not _only_tells(commit):
+                if loud:
+                    self._host.act(Alarm(loud))
                 return 0.0
             if takes:
                 yield from self._publish()
@@ -188,6 +213,8 @@ class Rounds:
             return 0.0
         except CoordinatorError as error:
             self.why = f"{self.why}: {error}" if self.why else ""
+            if untold := why_untold(self.facts()):
+                self._host.act(Block(f"the coordinator takes no word: {untold}"))
         is_calm = self.seen.master is not None and self.seen.request is None
         return self._loop_s if is_calm else self._loop_s / LOOKS
 
@@ -195,7 +222,7 @@ class Rounds:
         """A clean stop: appends are over for good, so the lease is given back, and what we told last is all."""
         if self._session is not None:
             self.is_fresh = False
-            self.seen = decode((yield Read()), self._defaults)
+            self.seen = self._remembering(decode((yield Read()), self._defaults))
             if (transaction := give_back(self.facts())) is not None:
                 yield Transact(transaction)
         return 0.0
@@ -240,13 +267,31 @@ class Rounds:
                 return
         sent_s, name = self._host.now_s(), f"{self._life}/{next(self._sessions)}"
         ttl_s = yield OpenSession(self._settings.ttl_s)
-        self._session = OwnSession(name, sent_s, ttl_s)
+        self._session = OwnSession(name, sent_s, ttl_s, opened_s=self._host.now_s())
 
     def _note_request(self, version: int) -> None:
         if version == ABSENT:
             self._request = (ABSENT, math.inf)
         elif version != self._request[0]:
             self._request = (version, self._host.now_s())
+
+    def _remembering(self, seen: Cluster) -> Cluster:
+        """As it was read, and with what was told before."""
+        status = seen.status
+        for places in (status.told if status is not None else {}, self._host.own().told):
+            for one, place in places.items():
+                self._told[one] = max(place, self._told.get(one, place))
+        return replace(seen, status=replace(status, told=dict(self._told))) if status is not None else seen
+
+    def _look_back(self) -> None:
+        """Whether our store was put back from an older copy since the coordinator heard of it."""
+        facts = self.facts()
+        me, seen = facts.own.member, facts.seen
+        assert seen is not None
+        if self._has_acted or not me.is_whole or why_restored(facts):
+            return
+        if why := why_hurt(seen, me):
+            self._host.act(Doubt(seen.epoch, why))
 
     def _decide(self) -> Transaction | None:
         """What follows from a seal follows at once."""
@@ -258,7 +303,8 @@ class Rounds:
 
     def _decide_once(self) -> Decided:
         decision = decide(self.facts(), self._host.now_ms())
-        self.why, self._change = decision.why, decision.change
+        self.why, self._change, self._loud = decision.why, decision.change, decision.alarm
+        self._has_acted |= any(isinstance(one, Follow | Promote) for one in decision.actions)
         for action in decision.actions:
             self._host.act(action)
         return decision

@@ -1,7 +1,7 @@
 """A commit log that a majority agrees on, with an elected leader: DLedger.  It decides; only node/ does I/O.
 
             events                    step(event, now)                      actions, in this order
-    a request, an answer, ─▶ ┌───────────────────────────────┐ ─▶ save term and vote (before what follows)
+    a request, an answer, ─▶ ┌───────────────────────────────┐ ─▶ save term, vote, record (before what follows)
     an append, a sync,       │            Member             │    ask a peer, answer a request
     time                     │  election    ballot           │    say where appended entries are
                              │  leadership  dispatcher × n   │    say what is committed, who leads
@@ -18,6 +18,7 @@
     state.py       role, term, vote, leader; questions that wait for an answer
     ballot.py      one round of votes, and its seven outcomes
     election.py    when to ask for votes, whom to vote for, whom to follow
+    wholeness.py   whether this member may vote and acknowledge, and how it comes to that
     leadership.py  heartbeats, the lease, what a majority has
     dispatcher.py  what a leader sends one follower
     follower.py    what a follower does with it

@@ -60,6 +60,10 @@ class EntryDispatcher:
         self.mode = PushType.COMPARE
         self.match_index = -1
         """The follower has everything up to here, durably."""
+        self.acknowledged = -1
+        """The furthest that match_index ever was."""
+        self.waits_since_s: float | None = None
+        """Since when it owes an answer that brings match_index on; None if it owes none."""
         self._round = 0
         """An answer of an earlier round moves nothing but match_index."""
         self._low, self._high, self._at = -1, -1, -1
@@ -178,6 +182,8 @@ class EntryDispatcher:
     def _matches(self, index: int) -> None:
         if index > self.match_index:
             self.match_index = index
+            self.acknowledged = max(self.acknowledged, index)
+            self.waits_since_s = None if index + 1 >= self._write_index else self._state.now_s
             while self._in_flight and next(iter(self._in_flight.values())).last <= index:
                 first, one = self._in_flight.popitem(last=False)
                 self._in_flight_entries -= one.last - first + 1
@@ -213,6 +219,7 @@ class EntryDispatcher:
             return
         request = self._request(kind, (entry,))
         self._asked_s = self._state.now_s
+        self._owes()
         self._ask(request, self._on_truncated if kind is PushType.TRUNCATE else self._on_compared)
 
     def _on_compared(self, answer: PushEntryResponse) -> None:
@@ -270,6 +277,8 @@ class EntryDispatcher:
         self._write_from(index + 1)
         # A stock follower, whose acks do not wait for its disk, may have less than it had.
         self.match_index = index
+        self.waits_since_s = None
+        self.acknowledged = max(self.acknowledged, index)
 
     def _write_from(self, index: int) -> None:
         self._write_index = index
@@ -312,12 +321,17 @@ class EntryDispatcher:
         size = span.end - span.pos
         if self._is_far_behind(span.pos):
             self._quota.spend(size, state.now_s)
+        self._owes()
         self._ask(self._request(PushType.APPEND, entries), self._on_appended)
         self._in_flight[span.first] = _Pushed(span.last, size, state.now_s)
         self._in_flight_entries += len(entries)
         self._in_flight_bytes += size
         self._write_index = span.last + 1
         return True
+
+    def _owes(self) -> None:
+        if self.waits_since_s is None:
+            self.waits_since_s = self._state.now_s
 
     def _is_far_behind(self, pos: int) -> bool:
         return self._state.log.end_pos - pos >= self._state.settings.throttle_behind_bytes

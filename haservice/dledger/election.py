@@ -28,24 +28,29 @@ from haservice.dledger.messages import (
 )
 from haservice.dledger.settings import HEARTBEAT_S_MAX, STOCK_HEARTBEAT_S
 from haservice.dledger.state import TermState
+from haservice.dledger.wholeness import Wholeness
 
 # Between two rounds of one term, while members come to it.
 _REVOTE_S = 0.01
 # A candidate tells the operator after so long what the others answer, and then each minute.
 TELL_AFTER_S = 5.0
 TELL_AGAIN_S = 60.0
+# By so many an operator's --force raises the term: none of those that are silent leads that one.
+FORCED_TERMS = 1000
 
 
 class LeaderElector:
     """Of one member."""
 
-    def __init__(self, state: TermState) -> None:
-        self._state = state
+    def __init__(self, state: TermState, wholeness: Wholeness) -> None:
+        self._state, self._wholeness = state, wholeness
         self._ballot: Ballot | None = None
         self._ballot_until_s = math.inf
         self._next_round_s = -math.inf
         self._standing_term = -1
         """The term that this member has begun itself, since it started."""
+        self._forced_term = -1
+        """The one of them that an operator's --force began."""
         self._stands_on = False
         """The next round is a real one, of that term."""
         self._heard_s = -math.inf
@@ -100,6 +105,9 @@ class LeaderElector:
             # A leader that cannot write, or push what it has, is none.
             self._wait(state.settings.patience_s)
             return
+        if not self.is_forced and not self._wholeness.may_stand():
+            self._wait(0.0)
+            return
         preliminary = not (self._stands_on and state.term == self._standing_term)
         self._stands_on = False
         assert preliminary or state.vote == state.self_id, f"term {state.term}: voted for {state.vote}"
@@ -114,6 +122,8 @@ class LeaderElector:
                 ledger_end_index=state.log.end_index,
                 ledger_end_term=state.end_term,
                 pre_vote=preliminary or None,
+                forced=self.is_forced or None,
+                recall=state.recalls.get(peer),
             )
             state.ask(peer, request, partial(self._on_vote_answer, ballot, peer))
         self._look_at(ballot)
@@ -123,6 +133,9 @@ class LeaderElector:
             ballot.add(peer, VoteResult.UNKNOWN, -1)
         else:
             ballot.add(peer, answer.vote, answer.term)
+            self._wholeness.hear_recall(peer, answer.recall)
+            if answer.vote is VoteResult.ACCEPT and not ballot.preliminary:
+                self._state.remember(peer, vote=ballot.term)
             if ballot is self._ballot:
                 self._answers[peer] = _answer_text(answer)
         if ballot is self._ballot:
@@ -141,10 +154,14 @@ class LeaderElector:
             return
         if outcome is not VoteOutcome.PASSED:
             self._tell_why()
+        elif not self.is_forced and not self._wholeness.may_stand():
+            self._wait(0.0)  # it has learnt meanwhile that it is not whole
+            return
         match outcome:
             case VoteOutcome.PASSED if ballot.preliminary:
                 self.stand()
             case VoteOutcome.PASSED:
+                self._wholeness.leads(self.is_forced)
                 state.become_leader()
             case VoteOutcome.NEWER_TERM:
                 state.adopt_term(ballot.newest_term)
@@ -164,19 +181,39 @@ class LeaderElector:
         state = self._state
         if state.now_s >= self._tell_at_s:
             self._tell_at_s = state.now_s + TELL_AGAIN_S
-            peers = state.settings.peers
-            said = "; ".join(f"{peer} at {peers[peer]} {text}" for peer, text in self._answers.items())
-            state.actions.append(TellOperator(f"has no leader, and is not elected: {said}"))
+            state.actions.append(TellOperator(f"has no leader, and is not elected: {self.answers}"))
+
+    @property
+    def answers(self) -> str:
+        """What the others have answered last to this candidate."""
+        peers = self._state.settings.peers
+        return "; ".join(f"{peer} at {peers[peer]} {text}" for peer, text in self._answers.items())
 
     def _wait(self, longer_s: float) -> None:
         self._next_round_s = self._state.now_s + self._state.random_wait_s() + longer_s
 
     def stand(self) -> None:
         """Asks for votes in the next term, now."""
-        self._state.stand()
-        self._standing_term = self._state.term
+        self._stand_in(self._state.term + 1)
+
+    def stand_by_force(self) -> None:
+        """As stand(), whether members are whole or not, in a term that none of those that are silent leads."""
+        self._forced_term = self._state.term + FORCED_TERMS
+        self._stand_in(self._forced_term)
+
+    def _stand_in(self, term: int) -> None:
+        self._state.stand(term)
+        self._standing_term = term
         self._stands_on = True
         self._begin_round()
+
+    @property
+    def is_forced(self) -> bool:
+        return self._state.term == self._forced_term
+
+    @property
+    def may_stand(self) -> bool:
+        return self._wholeness.may_stand()
 
     def step_down(self) -> None:
         """Of a leader: looks for a majority again, a little later."""
@@ -205,8 +242,10 @@ class LeaderElector:
 
     def on_vote_request(self, request: VoteRequest, leads: bool) -> VoteResponse:
         """`leads`: whether this member leads, and a majority has confirmed it within the lease."""
+        state, sender = self._state, request.local_id or ""
+        self._wholeness.hear_recall(sender, request.recall)
+        self._wholeness.ask_soon(sender)
         result = self._vote(request, leads or self.hears_leader)
-        state = self._state
         return VoteResponse(
             group=request.group,
             remote_id=request.remote_id,
@@ -214,6 +253,10 @@ class LeaderElector:
             leader_id=request.leader_id,
             term=state.term,
             vote_result=result.value,
+            ledger_end_index=state.log.end_index,
+            ledger_end_term=state.end_term,
+            not_whole=self._wholeness.text or None,
+            recall=state.recalls.get(sender),
         )
 
     def _vote(self, request: VoteRequest, has_leader: bool) -> VoteResult:
@@ -228,20 +271,25 @@ class LeaderElector:
         if request.ledger_end_term == state.end_term and request.ledger_end_index < state.log.end_index:
             return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
         same_term = request.term == state.term
-        if has_leader and candidate != state.leader_id and (request.pre_vote or same_term):
+        if has_leader and candidate != state.leader_id and (request.pre_vote or same_term or request.forced):
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if request.term < state.term:
             return VoteResult.REJECT_EXPIRED_VOTE_TERM
         if self.taking_term == state.term and same_term and state.is_candidate:
             return VoteResult.REJECT_TAKING_LEADERSHIP
+        if not request.forced and not self._wholeness.may_vote_for(candidate):
+            return VoteResult.UNKNOWN
         if request.pre_vote:
             return VoteResult.ACCEPT
         if not same_term:
-            state.adopt_term(request.term)
+            # One that is not whole votes in a term that it cannot have known before, or not at all.
+            state.adopt_term(request.term, None if state.record.is_whole else candidate)
         if state.vote not in (None, candidate):
             known = state.leader_id is not None
             return VoteResult.REJECT_ALREADY_HAS_LEADER if known else VoteResult.REJECT_ALREADY_VOTED
         state.vote_for(candidate)
+        if request.forced:
+            self._wholeness.forced(state.term)
         # Time for it to win: who stands against the one that it has just voted for, takes the lead from it.
         self._wait(state.settings.vote_wait_s)
         return VoteResult.ACCEPT
@@ -252,8 +300,18 @@ class LeaderElector:
         stock_ms = STOCK_HEARTBEAT_S * 1000
         beat_s = (request.interval_ms if request.interval_ms is not None else stock_ms) / 1000
         code = self.accept_leader(request, beat_s)
-        state = self._state
-        return HeartBeatResponse(**state.base(request.local_id) | {"code": int(code)})
+        state, wholeness = self._state, self._wholeness
+        if code is DLedgerResponseCode.SUCCESS:
+            wholeness.hear_recall(request.local_id or "", request.recall)
+            if request.forced:
+                wholeness.forced(state.term)
+            if not wholeness.takes_entries:
+                code = DLedgerResponseCode.ILLEGAL_MEMBER_STATE
+        return HeartBeatResponse(
+            **state.base(request.local_id) | {"code": int(code)},
+            not_whole=wholeness.text or None,
+            refuses_cut=state.refuses_cut or None,
+        )
 
     def accept_leader(self, request: MemberMessage, beat_s: float | None = None) -> DLedgerResponseCode:
         """Follows whoever leads this term or a newer one; SUCCESS if that is the sender of `request`."""
@@ -284,7 +342,7 @@ def _answer_text(answer: VoteResponse) -> str:
     """For operators."""
     match answer.vote:
         case VoteResult.UNKNOWN:
-            return why_refused(answer.result)
+            return answer.not_whole or why_refused(answer.result)
         case VoteResult.REJECT_UNKNOWN_LEADER:
             return "does not have this member in its dLegerPeers"
         case VoteResult.REJECT_ALREADY_HAS_LEADER:

@@ -14,6 +14,7 @@ from enum import Enum
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.messages import LedgerEntry, MemberMessage
+from haservice.mastership.whole import Refill
 
 # -- events -----------------------------------------------------------------------------------------
 
@@ -65,13 +66,22 @@ class HandOverTo:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadByForce:
+    """An operator wants this member to lead, without those that are silent, though members are not whole."""
+
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
 class LogDamaged:
     """Who reads the log has found these entries damaged; an EntryMended follows for each, at once or much later."""
 
     indexes: tuple[int, ...]
 
 
-MemberEvent = RequestCame | PeerAnswered | AppendBodies | LogSynced | TimePassed | HandOverTo | LogDamaged
+MemberEvent = (
+    RequestCame | PeerAnswered | AppendBodies | LogSynced | TimePassed | HandOverTo | LeadByForce | LogDamaged
+)
 
 # -- actions ----------------------------------------------------------------------------------------
 
@@ -90,6 +100,31 @@ class SaveTerm:
 
     term: int
     vote: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRecord:
+    """What a member writes down of whether it is whole; see wholeness.py."""
+
+    why: str | None = None
+    """Why it is not whole; None if it is."""
+    filling: Refill | None = None
+    """How far it has come, if it is not whole."""
+    since: int = -1
+    """The term in which its log was filled or cut last: what leaders of earlier terms were told does not count."""
+    alone: str = ""
+    """How it came to lead though too few members were whole, and what may be lost; "" if it never did."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.why is None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWhole:
+    """The record, durably."""
+
+    record: WholeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +163,8 @@ class AppendEnded:
 
 @dataclass(frozen=True, slots=True)
 class HandOverEnded:
+    """What became of a HandOverTo, or of a LeadByForce."""
+
     token: object
     code: DLedgerResponseCode
 
@@ -171,6 +208,7 @@ class EntryMended:
 
 MemberAction = (
     SaveTerm
+    | SaveWhole
     | AskPeer
     | AnswerAsked
     | AppendPlaced

@@ -22,6 +22,7 @@ from haservice.dledger.log.entry_log import EntryLogError, EntryRefused
 from haservice.dledger.log.ledger_run import LedgerRun, span_of
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, PushEntryResponse
 from haservice.dledger.state import TermState
+from haservice.dledger.wholeness import Wholeness
 
 _OK = DLedgerResponseCode.SUCCESS
 _INCONSISTENT = DLedgerResponseCode.INCONSISTENT_STATE
@@ -38,8 +39,8 @@ class _Push:
 class EntryHandler:
     """Of one member, while it follows."""
 
-    def __init__(self, state: TermState, elector: LeaderElector) -> None:
-        self._state, self._elector = state, elector
+    def __init__(self, state: TermState, elector: LeaderElector, wholeness: Wholeness) -> None:
+        self._state, self._elector, self._wholeness = state, elector, wholeness
         self._of: tuple[int, str | None] = (-1, None)
         self.agreed_index = -1
         self._waiting: dict[int, _Push] = {}
@@ -60,6 +61,7 @@ class EntryHandler:
         if of != self._of:
             self._of = of
             self.agreed_index = -1
+            self._state.refuses_cut = ""
             self._end_waiting(DLedgerResponseCode.NOT_FOLLOWER)
             for _, push in self._held:
                 self._answer(push, DLedgerResponseCode.NOT_FOLLOWER)
@@ -74,8 +76,10 @@ class EntryHandler:
         code = self._elector.accept_leader(request)
         if code is not _OK:
             self._answer(push, code)
-            return
-        self._handlers[kind](push)
+        elif not self._wholeness.takes_entries:
+            self._answer(push, DLedgerResponseCode.ILLEGAL_MEMBER_STATE)
+        else:
+            self._handlers[kind](push)
 
     # -- time and the disk --------------------------------------------------------------------------
 
@@ -178,6 +182,8 @@ class EntryHandler:
     def _agree(self, push: _Push, index: int) -> None:
         """Up to `index` this log is the leader's: commits, and answers once it is durable."""
         self.agreed_index = max(self.agreed_index, index)
+        if self._state.refuses_cut and self.agreed_index >= self._state.committed_index:
+            self._state.refuses_cut = ""  # what was to be cut is the leader's, too: it came late
         self._commit(push.request)
         if len(self._held) < self._state.settings.waiting_pushes_max:
             self._held.append((index, push))
@@ -227,6 +233,7 @@ class EntryHandler:
         if last < self._state.committed_index:
             return self._refuse_cut(last + 1)
         if last < log.end_index:
+            self._wholeness.log_is_cut()
             log.truncate_from(last + 1)
             self._state.forget_what_is_gone()
         return True
@@ -240,6 +247,7 @@ class EntryHandler:
         except EntryRefused as error:
             self._tell_once(f"{self._state.leader_id} leads, and cannot be followed: {error}")
             raise
+        self._wholeness.log_is_cut()
         self._state.forget_what_is_gone()
         return True
 
@@ -250,12 +258,12 @@ class EntryHandler:
             self._state.actions.append(TellOperator(text))
 
     def _refuse_cut(self, index: int) -> bool:
+        """A leader without what is committed: entries that were acknowledged are lost, or are about to be."""
         committed, leader = self._state.committed_index, self._state.leader_id
-        self._state.actions.append(
-            TellOperator(
-                f"{leader} wants entry {index} cut, and up to {committed} all is committed: nothing is cut"
-            )
-        )
+        text = f"{leader} wants entry {index} cut, and up to {committed} all is committed: nothing is cut"
+        if index <= committed:
+            self._state.refuses_cut = text
+        self._tell_once(text)
         return False
 
     # -- answers ------------------------------------------------------------------------------------

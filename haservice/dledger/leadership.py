@@ -37,6 +37,12 @@ class Leadership:
         self._beat_at_s: dict[str, float] = {}
         self._differs: dict[str, DLedgerResponseCode] = {}
         """Peers of whom the operator was told that their files differ."""
+        self.not_whole: dict[str, str] = {}
+        """Why peers are not whole, as they say."""
+        self.refuses_cut: dict[str, str] = {}
+        """What peers refuse to cut, as they say."""
+        self._is_forced = False
+        """An operator's --force began this term, and nothing of it is committed yet."""
 
     # -- begin and end ------------------------------------------------------------------------------
 
@@ -45,14 +51,21 @@ class Leadership:
         if state.is_leader and self._term != state.term:
             self._begin()
         elif not state.is_leader and self._term != -1:
+            self.remember()
             self._term = -1
             self.dispatchers = {}
             self._appends.end_all()
 
+    def remember(self) -> None:
+        """How far the others have acknowledged in this term."""
+        for peer, dispatcher in self.dispatchers.items():
+            self._state.remember(peer, term=self._term, index=dispatcher.acknowledged)
+
     def _begin(self) -> None:
         state = self._state
         self._term = state.term
-        self._differs = {}
+        self._differs, self.not_whole, self.refuses_cut = {}, {}, {}
+        self._is_forced = self._elector.is_forced
         others = state.settings.others
         # The votes are the first word of a majority.
         self._contact_s = dict.fromkeys(others, state.now_s)
@@ -62,10 +75,10 @@ class Leadership:
         if body is not None:
             try:
                 state.log.append_as_leader(state.term, [body])
+                state.disk_trouble = ""
             except EntryLogError as error:
-                state.actions.append(
-                    TellOperator(f"the first entry of term {state.term} was not appended: {error}")
-                )
+                state.disk_trouble = f"the first entry of term {state.term} was not appended: {error}"
+                state.actions.append(TellOperator(state.disk_trouble))
 
     # -- time ---------------------------------------------------------------------------------------
 
@@ -114,10 +127,18 @@ class Leadership:
         state, sent_s, term = self._state, self._state.now_s, self._state.term
         interval_s = state.settings.heartbeat_interval_s
         self._beat_at_s[peer] = sent_s + interval_s
-        request = HeartBeatRequest(**state.base(peer), interval_ms=round(interval_s * 1000))
+        state.remember(peer, term=term, index=self.dispatchers[peer].acknowledged)
+        request = HeartBeatRequest(
+            **state.base(peer),
+            interval_ms=round(interval_s * 1000),
+            forced=self._is_forced or None,
+            recall=state.recalls[peer],
+        )
 
         def answered(answer: HeartBeatResponse | None) -> None:
             if answer is not None and state.is_leader and state.term == term:
+                self.not_whole[peer] = answer.not_whole or ""
+                self.refuses_cut[peer] = answer.refuses_cut or ""
                 self._on_word(peer, sent_s, answer)
 
         state.ask(peer, request, answered)
@@ -137,6 +158,8 @@ class Leadership:
                 self._elector.step_down()
             case DLedgerResponseCode.TERM_NOT_READY:
                 self._beat_at_s[peer] = min(self._beat_at_s[peer], state.now_s + _AGAIN_S)
+            case DLedgerResponseCode.ILLEGAL_MEMBER_STATE:
+                pass  # it is not whole, and counts for no majority
             case DLedgerResponseCode.UNKNOWN_MEMBER | DLedgerResponseCode.UNKNOWN_GROUP:
                 self._tell_differs(peer, answer.result)
             case _:
@@ -168,6 +191,7 @@ class Leadership:
         is_new = index > state.committed_index and index >= state.log.begin_index
         if is_new and state.log.term_at(index) == state.term:
             state.commit_to(index)
+            self._is_forced = False
 
     def lag(self, peer: str) -> int:
         """How many entries it is behind."""

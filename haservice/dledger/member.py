@@ -7,6 +7,7 @@ else is an action.  See events.py for what a caller owes it.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from haservice.dledger.appends import PendingAppends
@@ -17,6 +18,7 @@ from haservice.dledger.events import (
     AppendBodies,
     HandOverEnded,
     HandOverTo,
+    LeadByForce,
     LogDamaged,
     LogSynced,
     MemberAction,
@@ -25,6 +27,7 @@ from haservice.dledger.events import (
     PeerAnswered,
     RequestCame,
     TimePassed,
+    WholeRecord,
 )
 from haservice.dledger.follower import EntryHandler
 from haservice.dledger.leadership import Leadership
@@ -40,12 +43,14 @@ from haservice.dledger.messages import (
     MetadataRequest,
     MetadataResponse,
     PushEntryRequest,
+    Recall,
     VoteRequest,
     refusal,
 )
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.state import TermState
 from haservice.dledger.transfer import LeadershipTransfer
+from haservice.dledger.wholeness import Wholeness
 from haservice.dledger.wire import RESPONSES
 
 
@@ -60,10 +65,17 @@ class PeerProgress(NamedTuple):
     """How many entries it is behind."""
     is_live: bool
     """Whether it has answered lately."""
+    owes_s: float = 0.0
+    """For so long it has acknowledged nothing, though there was something."""
+    trouble: str = ""
+    """Why it counts for no majority, as it says."""
+    refuses_cut: str = ""
+    """What it refuses to cut, as it says."""
 
 
 class DLedgerMember:
     """`term` and `vote` are what SaveTerm saved last; `committed_index` is a checkpoint_index of before, or -1.
+    `record` is what SaveWhole saved last, and `recalls` are those that an earlier member had.
 
     `asked` is that of the member that this process had before: answers to its questions are none to this one's.
     """
@@ -77,15 +89,26 @@ class DLedgerMember:
         vote: str | None = None,
         committed_index: int = -1,
         asked: int = 0,
+        record: WholeRecord | None = None,
+        recalls: Mapping[str, Recall] | None = None,
         source: random.Random,
     ) -> None:
         self.state = state = TermState(
-            settings, log, term=term, vote=vote, committed_index=committed_index, asked=asked, source=source
+            settings,
+            log,
+            term=term,
+            vote=vote,
+            committed_index=committed_index,
+            asked=asked,
+            record=record or WholeRecord(),
+            recalls=recalls or {},
+            source=source,
         )
-        self._elector = LeaderElector(state)
+        self._wholeness = Wholeness(state, lambda: self._handler.agreed_index, listens=record is not None)
+        self._elector = LeaderElector(state, self._wholeness)
         self._appends = PendingAppends(state)
         self._leadership = Leadership(state, self._elector, self._appends)
-        self._handler = EntryHandler(state, self._elector)
+        self._handler = EntryHandler(state, self._elector, self._wholeness)
         self._transfer = LeadershipTransfer(state, self._elector, self._leadership, self._appends)
         self._mending = EntryMending(state)
         parts = (self._elector, self._leadership, self._handler, self._transfer, self._mending)
@@ -122,12 +145,34 @@ class DLedgerMember:
         """What may be saved of it: behind what is durable another log may stand after a power cut."""
         return min(self.state.committed_index, self.state.log.durable_index)
 
+    @property
+    def not_whole(self) -> str:
+        """Why it is not whole, and what it waits for; "" if it is."""
+        return self._wholeness.text
+
+    @property
+    def answers(self) -> str:
+        """What the others have answered last to this candidate, for people."""
+        return self._elector.answers
+
+    def recalls(self) -> dict[str, Recall]:
+        """What it remembers of the others; those that it leads are as far as they are now."""
+        self._leadership.remember()
+        return dict(self.state.recalls)
+
     def peers(self) -> list[PeerProgress]:
         """How far the others are; empty unless this member leads."""
         leadership, addresses = self._leadership, self.state.settings.peers
         return [
             PeerProgress(
-                peer, addresses[peer], one.match_index, leadership.lag(peer), leadership.is_live(peer)
+                peer,
+                addresses[peer],
+                one.match_index,
+                leadership.lag(peer),
+                leadership.is_live(peer),
+                0.0 if one.waits_since_s is None else self.state.now_s - one.waits_since_s,
+                leadership.not_whole.get(peer, ""),
+                leadership.refuses_cut.get(peer, ""),
             )
             for peer, one in leadership.dispatchers.items()
         ]
@@ -135,7 +180,9 @@ class DLedgerMember:
     @property
     def next_due_s(self) -> float:
         """When TimePassed has something to do, if nothing else happens."""
-        parts = (self._elector, self._leadership, self._handler, self._transfer, self._mending)
+        parts = (
+            self._elector, self._leadership, self._handler, self._transfer, self._mending, self._wholeness
+        )  # fmt: skip
         return min(self.state.calls_due_s, *(part.due_s for part in parts))
 
     # -- a step -------------------------------------------------------------------------------------
@@ -151,6 +198,7 @@ class DLedgerMember:
         if not self._begun:
             self._begun = True
             self._elector.begin()
+            self._wholeness.begin()
         self._leadership.check_lease()
         for event in events:
             self._on_event(event)
@@ -159,6 +207,7 @@ class DLedgerMember:
         self._elector.on_time()
         self._handler.on_time()
         self._mending.on_time()
+        self._wholeness.on_time()
         self._leadership.on_time()
         self._leadership.pump()
         actions = state.actions[:]
@@ -180,8 +229,20 @@ class DLedgerMember:
             case HandOverTo(token, to):
                 ended = lambda code: self.state.actions.append(HandOverEnded(token, code))  # noqa: E731
                 self._transfer.hand_over(to, self.state.term, ended)
+            case LeadByForce(token):
+                self.state.actions.append(HandOverEnded(token, self._force()))
             case TimePassed():
                 pass
+
+    def _force(self) -> DLedgerResponseCode:
+        """SUCCESS: it stands."""
+        state = self.state
+        if state.is_leader or self._elector.hears_leader:
+            return DLedgerResponseCode.ILLEGAL_MEMBER_STATE
+        if not state.may_lead:
+            return DLedgerResponseCode.DISK_ERROR
+        self._elector.stand_by_force()
+        return DLedgerResponseCode.SUCCESS
 
     def _on_request(self, token: object, request: MemberMessage) -> None:
         state = self.state

@@ -11,6 +11,11 @@ Some fields are ours.  Stock peers ignore them, and do without them:
     GetEntriesResponse.committedIndex  answers that: what this member knows to be committed
     HeartBeatRequest.intervalMs  how often this leader beats; one that does not say it is stock, and beats every 2 s
     PushEntryResponse.takesRuns  this follower takes entries as they are stored (wire.py), not only as JSON
+    VoteRequest.recall, VoteResponse.recall, HeartBeatRequest.recall   what the sender remembers of the receiver
+    VoteResponse.ledgerEndIndex, ledgerEndTerm   where the log of the answering member ends
+    VoteResponse.notWhole, HeartBeatResponse.notWhole   why the answering member is not whole; absent if it is
+    HeartBeatResponse.refusesCut   that it refuses to cut what it holds committed
+    VoteRequest.forced, HeartBeatRequest.forced   an operator's --force began this term
 """
 
 from __future__ import annotations
@@ -84,12 +89,25 @@ class MemberMessage(JSONBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recall(JSONBody):
+    """What a member remembers of another one: up to where that one has acknowledged to it as the leader of `term`, and
+    the last term in which it voted for it.
+    """
+
+    term: EpochOrNone = -1
+    index: OffsetOrNone = -1
+    vote: EpochOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VoteRequest(MemberMessage):
-    """`leader_id` is the candidate, `term` the term of the vote."""
+    """`leader_id` is the candidate, `term` the term of the vote; -1 asks for no vote, and only what there is."""
 
     ledger_end_index: OffsetOrNone = -1
     ledger_end_term: EpochOrNone = -1
     pre_vote: bool | None = None
+    forced: bool | None = None
+    recall: Recall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +115,34 @@ class VoteResponse(MemberMessage):
     """`term` is the answering member's."""
 
     vote_result: str = VoteResult.UNKNOWN.value
+    ledger_end_index: OffsetOrNone | None = None
+    ledger_end_term: EpochOrNone | None = None
+    not_whole: str | None = None
+    recall: Recall | None = None
 
     @property
     def vote(self) -> VoteResult:
         return VoteResult(self.vote_result)
 
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Where the log of the answering member ends; None of a stock one."""
+        if self.ledger_end_term is None or self.ledger_end_index is None:
+            return None
+        return self.ledger_end_term, self.ledger_end_index
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartBeatRequest(MemberMessage):
     interval_ms: int | None = None
+    forced: bool | None = None
+    recall: Recall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartBeatResponse(MemberMessage):
-    pass
+    not_whole: str | None = None
+    refuses_cut: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

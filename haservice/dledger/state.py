@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from haservice.dledger.codes import DLedgerResponseCode
@@ -20,9 +20,10 @@ from haservice.dledger.events import (
     MemberRole,
     RoleIs,
     SaveTerm,
+    WholeRecord,
 )
 from haservice.dledger.log.entry_log import EntryDamaged, EntryLog
-from haservice.dledger.messages import LedgerEntry, MemberMessage
+from haservice.dledger.messages import LedgerEntry, MemberMessage, Recall
 from haservice.dledger.settings import MemberSettings
 
 OnAnswer = Callable[[Any], None]
@@ -41,6 +42,8 @@ class TermState:
         vote: str | None,
         committed_index: int,
         asked: int,
+        record: WholeRecord,
+        recalls: Mapping[str, Recall],
         source: random.Random,
     ) -> None:
         self.settings, self.log, self.source = settings, log, source
@@ -59,6 +62,14 @@ class TermState:
         self._calls: dict[int, tuple[float, OnAnswer]] = {}
         self.asked = asked
         """The number of the last question to a peer."""
+        self.record = record
+        """Whether this member is whole; wholeness.py changes it."""
+        self.recalls = dict(recalls)
+        """What this member remembers of others."""
+        self.disk_trouble = ""
+        """Why the first entry of a term was not appended, the last time that this member led."""
+        self.refuses_cut = ""
+        """What its leader wants cut, and this member holds committed; "" if nothing."""
         end_term = self.end_term
         if term < end_term:
             # The file with term and vote is older than the log, or lost.  Whom we voted for is not known: nobody else.
@@ -74,6 +85,11 @@ class TermState:
     @property
     def end_term(self) -> int:
         return self.log.term_at(self.log.end_index)
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far the log goes: the last entry's term and index."""
+        return self.end_term, self.log.end_index
 
     @property
     def is_leader(self) -> bool:
@@ -121,10 +137,15 @@ class TermState:
 
     # -- changes ------------------------------------------------------------------------------------
 
-    def adopt_term(self, term: int) -> None:
-        """A newer term is known: whoever led the older one does not lead."""
+    def adopt_term(self, term: int, vote: str | None = None) -> None:
+        """A newer term is known: whoever led the older one does not lead.
+
+        A member that is not whole votes for nobody in it but for `vote`: it may have voted in it before.
+        """
         assert term > self.term, f"term {term} is not above {self.term}"
-        self.term, self.vote = term, None
+        if vote is None and not self.record.is_whole:
+            vote = self.self_id
+        self.term, self.vote = term, vote
         self._save()
         self._become(MemberRole.CANDIDATE, None)
 
@@ -135,9 +156,16 @@ class TermState:
             self.vote = candidate
             self._save()
 
-    def stand(self) -> None:
-        """Begins the next term with a vote for itself."""
-        self.term, self.vote = self.term + 1, self.self_id
+    def give_vote_away(self) -> None:
+        """In this term nobody else gets it any more."""
+        if self.vote is None:
+            self.vote = self.self_id
+            self._save()
+
+    def stand(self, term: int) -> None:
+        """Begins a term with a vote for itself."""
+        assert term > self.term, f"term {term} is not above {self.term}"
+        self.term, self.vote = term, self.self_id
         self._save()
         self._become(MemberRole.CANDIDATE, None)
 
@@ -149,6 +177,15 @@ class TermState:
 
     def become_follower(self, leader_id: str) -> None:
         self._become(MemberRole.FOLLOWER, leader_id)
+
+    def remember(self, peer: str, *, term: int = -1, index: int = -1, vote: int = -1) -> None:
+        """A peer has acknowledged to this leader of `term` up to `index`, or has voted for this member."""
+        known = self.recalls.get(peer, Recall())
+        if index < 0 or term < known.term:
+            term, index = known.term, known.index
+        elif term == known.term:
+            index = max(index, known.index)
+        self.recalls[peer] = Recall(term=term, index=index, vote=max(vote, known.vote))
 
     def commit_to(self, index: int) -> None:
         """The mark only rises, and never above the log's end."""

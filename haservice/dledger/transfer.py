@@ -162,7 +162,7 @@ class LeadershipTransfer:
             pass  # it has asked for votes
         elif state.term != request.term or state.leader_id != request.transfer_id:
             self._end_taking(DLedgerResponseCode.INCONSISTENT_TERM)
-        elif not state.may_lead:
+        elif not state.may_lead or not elector.may_stand:
             self._end_taking(DLedgerResponseCode.TAKE_LEADERSHIP_FAILED)
         elif state.log.end_index >= request.take_leadership_ledger_index:
             elector.taking_term = state.term + 1

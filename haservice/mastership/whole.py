@@ -59,7 +59,9 @@ def why_not_whole(evidence: Evidence) -> str | None:
 
 def _text(place: Place) -> str:
     epoch, end = place
-    return f"{end} of epoch {epoch}" if place > NOWHERE else "nothing"
+    if epoch < 0:
+        return str(end) if place > NOWHERE else "nothing"
+    return f"{end} of epoch {epoch}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,25 @@ class RemotingClient:
         """The connection that calls to `addr` use now; a new one after the peer was unreachable."""
         return self._connections.get(addr)
 
+    def apart(self) -> RemotingClient:
+        """A client with connections of its own, on the same loop."""
+        return RemotingClient(
+            connect_timeout_s=self._connect_timeout_s,
+            idle_seconds=self._idle_seconds,
+            tls=self._tls,
+            sign=self._sign,
+        )
+
+    def renew(self, addr: str, reason: str) -> None:
+        """Ends the connection to `addr`, and the attempt to make one: the next call makes a new one.
+
+        Calls in flight fail with RemotingUnreachable.
+        """
+        if (attempt := self._attempts.pop(addr, None)) is not None:
+            attempt.cancel()
+        if (connection := self._connections.pop(addr, None)) is not None:
+            connection.abort(reason)
+
     async def close(self) -> None:
         """Ends every connection; calls in flight fail with RemotingUnreachable.  May be called twice."""
         self._closed = True
@@ -219,7 +238,8 @@ class RemotingClient:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
             if attempt.cancelled():
-                raise RemotingUnreachable(addr, "the client was closed") from None
+                reason = "the client was closed" if self._closed else "the attempt to connect was given up"
+                raise RemotingUnreachable(addr, reason) from None
             raise
 
     async def _open(self, addr: str) -> Connection:

@@ -19,6 +19,9 @@ class NotInSync(enum.Enum):
     SECONDS_BEHIND = "seconds_behind", "{:.1f} s behind, slaveTimeout is {} ms"
     # Of a DLedger group's members.
     SILENT = "silent", "has not answered for {:g} s"
+    NOT_WHOLE = "not_whole", "{}"
+    REFUSES_CUT = "refuses_cut", "refuses to follow: {}"
+    ACKNOWLEDGES_NOTHING = "acknowledges_nothing", "has acknowledged nothing for {:.0f} s"
     ENTRIES_BEHIND = "entries_behind", "{:,} entries behind; it cannot take over before it is within {:,}"
 
     def __init__(self, word: str, text: str) -> None:

@@ -86,9 +86,13 @@ def test_a_whole_group_is_good() -> None:
             "preferredLeaderId is not set at n0 (10.0.0.1:10911) and n1 (10.0.0.2:10911), n1 at n2 (10.0.0.3:10911): ",
         ),
         (
-            {"dLegerPeers": "n1-10.0.0.2:40911;n2-10.0.0.3:40911"},
+            {"dLegerPeers": PEERS.replace("10.0.0.3", "10.0.0.4")},
             f"dLegerPeers is {PEERS} at n0 (10.0.0.1:10911) and n1 (10.0.0.2:10911), "
-            "n1-10.0.0.2:40911;n2-10.0.0.3:40911 at n2 (10.0.0.3:10911): ",
+            "n0-10.0.0.1:40911;n1-10.0.0.2:40911;n2-10.0.0.4:40911 at n2 (10.0.0.3:10911): ",
+        ),
+        (
+            {"flushDiskType": "SYNC_FLUSH"},
+            "flushDiskType is not set at n0 (10.0.0.1:10911) and n1 (10.0.0.2:10911), SYNC_FLUSH at n2 ",
         ),
     ],
 )
@@ -96,6 +100,59 @@ def test_members_with_different_keys_are_named_with_their_values(of_n2: dict[str
     found = judged(member("n0", link("n1"), link("n2")), member("n1"), member("n2", **of_n2))
     assert found.state is Severity.WARNING
     assert f"MEMBERS DIFFER, {said}" in found.text
+    assert "start these members again one by one" in found.text
+
+
+def test_files_that_name_other_members_are_never_rolled_out_one_by_one() -> None:
+    """Two majorities without a common member: the text led into it."""
+    more = f"{PEERS};n3-10.0.0.4:40911;n4-10.0.0.5:40911"
+    found = judged(member("n0", link("n1"), link("n2")), member("n1"), member("n2", dLegerPeers=more))
+    assert found.state is Severity.CRITICAL
+    assert "they name other members" in found.text
+    assert "one by one" not in found.text
+    assert "only while all of them are stopped, and were level" in found.text
+
+
+def says(one: Seen, **info: str) -> Seen:
+    return replace(one, info={**one.info, **info})
+
+
+def test_a_member_that_refuses_a_cut_is_the_proof_of_a_loss() -> None:
+    refused = "n0 wants entry 7 cut, and up to 9 all is committed: nothing is cut"
+    away = link("n2", in_sync=False, reason=f"refuses to follow: {refused}")
+    found = judged(member("n0", link("n1"), away), member("n1"), says(member("n2"), dLegerRefusesCut=refused))
+    assert found.state is Severity.CRITICAL
+    assert f"ACKNOWLEDGED ENTRIES ARE LOST, 10.0.0.3:10911: {refused}" in found.text
+    assert "2 of 3 members are level" in found.text or "MEMBER NOT LEVEL" in found.text
+
+
+def test_a_member_that_is_not_whole_is_named_with_what_it_waits_for() -> None:
+    text = "is not whole: its store is new, or was emptied, and waits for an answer of n0"
+    waits = [says(member(name), dLegerNotWhole=text) for name in ("n1", "n2")]
+    found = judged(*waits, dead("n0"))
+    assert found.state is Severity.CRITICAL
+    assert f"NOBODY LEADS, sends fail; 2 of 3 members answer; n1 (10.0.0.2:10911) {text}" in found.text
+    assert "mqadmin failover -b broker-a --to ADDR says what is lost with them" in found.text
+    led = judged(member("n0", link("n1"), link("n2")), waits[0], member("n2"))
+    assert led.state is Severity.WARNING
+    assert f"MEMBER NOT WHOLE, 10.0.0.2:10911 {text}" in led.text
+
+
+def test_a_disk_without_room_for_the_first_index_file_is_said() -> None:
+    """Such a group stood for election for ever, and only its logs said why."""
+    text = "the first entry of term 9 was not appended: No space left on device"
+    found = judged(*(says(member(name), dLegerTrouble=text) for name in ("n0", "n1", "n2")))
+    assert found.state is Severity.CRITICAL
+    assert f"MEMBER TAKES NO PART, 10.0.0.1:10911: {text}" in found.text
+
+
+def test_a_group_that_was_led_without_a_majority_says_so_while_that_leader_leads() -> None:
+    text = "n0 leads term 7 by the longest log, for too few members are whole"
+    found = judged(
+        says(member("n0", link("n1"), link("n2")), dLegerLedAlone=text), member("n1"), member("n2")
+    )
+    assert found.state is Severity.WARNING
+    assert f"LED WITHOUT A MAJORITY, 10.0.0.1:10911: {text}" in found.text
 
 
 def test_peers_in_another_order_are_the_same() -> None:

@@ -928,7 +928,14 @@ def test_switchover_hands_over_to_the_slave_that_is_named(serve: Serve) -> None:
     assert f"NOTE: {slave.addr} has {lax}, and {master.addr} {strict}" in result.stderr
 
 
-@pytest.mark.parametrize("promise", ["flushDiskType=SYNC_FLUSH, inSyncReplicas=2", ""])
+@pytest.mark.parametrize(
+    "promise",
+    [
+        "flushDiskType=SYNC_FLUSH, inSyncReplicas=2",
+        "flushDiskType=SYNC_FLUSH, inSyncReplicas=2, haReadMark=STRICT",
+        "",
+    ],
+)
 def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: str) -> None:
     same = "flushDiskType=SYNC_FLUSH, inSyncReplicas=2"
     master = member("a:1", A, 500, *ONE_EPOCH, role="SYNC_MASTER", promise=same)
@@ -1046,17 +1053,29 @@ def test_reinit_tells_the_slave_and_waits_until_it_holds_what_its_master_has(ser
     slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=master.addr)
 
     slave.on_told = lambda fake, request: slave.say(log_end=0, epochs=())
-    result = run("reinit", "-b", slave.addr, "--yes", "--unread", "-f", "json", "--timeout", "0.3")
+    result = run(
+        "reinit", "-b", slave.addr, "--yes", "--lose", "480", "--unread", "-f", "json", "--timeout", "0.3"
+    )
     assert ReinitHeader.decode(slave.ext(RequestCode.REINIT)).keep is True
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
     slave.say(log_end=480)
     slave.on_told = lambda fake, request: slave.say(log_end=500, log_start=4096, epochs=(EpochBody(3, 0, A),))
-    done = run("reinit", "-b", slave.addr, "--discard", "--unread", "--yes", "-f", "json")
+    done = run("reinit", "-b", slave.addr, "--discard", "--lose", "480", "--unread", "--yes", "-f", "json")
     assert done.exit_code == 0, done.output
     assert slave.told[-1][1]["keep"] == "false"
-    assert "its master has not 480 B" in done.stderr
+    assert "its master has not 480 bytes" in done.stderr
     assert json.loads(done.stdout)["masterAddr"] == master.addr
+
+
+def test_reinit_that_nobody_is_asked_about_names_the_bytes_that_only_the_slave_has(serve: Serve) -> None:
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A))
+    slave = Fake(serve, B, "SLAVE", 480, (2, 0, B), master_addr=master.addr)
+    for lose in ((), ("--lose", "479")):
+        refused = run("reinit", "-b", slave.addr, "--discard", "--yes", "--unread", *lose)
+        assert refused.exit_code == 1
+        assert "480" in refused.stderr
+    assert RequestCode.REINIT not in [code for code, _ in slave.told]
 
 
 def test_reinit_of_a_stock_masters_slave_reads_nothing_through(serve: Serve) -> None:

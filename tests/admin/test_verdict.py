@@ -121,6 +121,38 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.OK,
         "accepts writes, it has no slave",
     ),
+    "another number of replicas after a failover": (
+        [
+            master(link(), said={"promise": "inSyncReplicas=3, haReadMark=STRICT"}),
+            slave(said={"promise": "inSyncReplicas=2, haReadMark=STRICT"}),
+        ],
+        Severity.WARNING,
+        "BROKERS DIFFER, inSyncReplicas is 2 at 10.0.0.2:10911, 3 at 10.0.0.1:10911: a failover changes",
+    ),
+    "reads of another kind after a failover": (
+        [
+            master(link(), said={"promise": "inSyncReplicas=2, haReadMark=STRICT"}),
+            slave(said={"promise": "inSyncReplicas=2, haReadMark=IN_SYNC"}),
+        ],
+        Severity.WARNING,
+        "BROKERS DIFFER, haReadMark is IN_SYNC at 10.0.0.2:10911, STRICT at 10.0.0.1:10911: a failover",
+    ),
+    "a slave that an older version runs says less": (
+        [
+            master(link(), said={"promise": "inSyncReplicas=2, haReadMark=STRICT"}),
+            slave(said={"promise": "inSyncReplicas=2"}),
+        ],
+        Severity.OK,
+        "OK, 10.0.0.1:10911 accepts writes, 1 slave in sync, 0 B",
+    ),
+    "an ASYNC_MASTER promises nothing of the kind": (
+        [
+            master(link(), role="ASYNC_MASTER", said={"promise": "inSyncReplicas=2, haReadMark=STRICT"}),
+            slave(said={"promise": "inSyncReplicas=3, haReadMark=OFF"}),
+        ],
+        Severity.OK,
+        "OK, 10.0.0.1:10911 accepts writes",
+    ),
     "no master": ([dead(), WAITING], Severity.CRITICAL, "NO MASTER, sends fail since "),
     "how long there is no master": (
         [dead(), WAITING],
@@ -243,6 +275,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         [master(link(), said={"unproven": "x claims 5000"}), slave()],
         Severity.WARNING,
         "EPOCH WITHOUT PROOF, x claims",
+    ),
+    "a master that leads since all lost power": (
+        [master(link(), info={"leaseAlarm": "this log is the longest"}), slave()],
+        Severity.WARNING,
+        "MASTER AFTER A POWER CUT, 10.0.0.1:10911: this log is the longest",
     ),
     "a slave that gets no topics": (
         [master(link()), slave(said={"not_copied": "code 16"})],

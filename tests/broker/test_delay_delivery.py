@@ -25,6 +25,7 @@ from commitlog.store import Store
 from haservice.broker.delay.delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
 from haservice.broker.delay.levels import BATCH_BYTES, BATCH_MESSAGES, due
 from haservice.broker.delay.offsets import TRAIL_MAX, DelayOffsets, Trail, level_bounds
+from haservice.broker.delay.overdue import Overdue
 from haservice.broker.delay.redirect import to_schedule
 from haservice.broker.send.retries import to_dead_letters
 from haservice.deadline import Deadline
@@ -583,3 +584,22 @@ def test_dead_letters_do_not_wait() -> None:
     dead = to_dead_letters(message(properties={"DELAY": "3", "A": "1"}), "g")
     assert (dead.topic, dead.queue_id, dead.asked_queue_id) == ("%DLQ%g", 0, 3)
     assert decode_properties(dead.properties) == {"DELAY": "0", "A": "1"}
+
+
+# On a slave
+
+
+def test_delayed_messages_are_overdue_once_they_are_due_and_not_counted(make: Callable[..., Bench]) -> None:
+    bench = make()
+    queues = bench.store.queues
+    overdue = Overdue(queues.get, bench.offsets, len(LEVELS), bench.clock)
+    assert not overdue(), "nothing is there"
+    bench.put(1)
+    assert not overdue(), "it is not due"
+    bench.clock.now_ms += SECOND_MS
+    assert overdue()
+    bench.offsets.replace(DelayOffsetWrapper({1: 1}))
+    assert not overdue(), "the master has said that it is delivered"
+    bench.put(2)
+    bench.clock.now_ms += 5 * SECOND_MS
+    assert overdue()

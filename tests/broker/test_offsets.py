@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from haservice.broker.offsets import consumer_offsets
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.configuration.settings import BrokerRole
 from haservice.persisted_file import PersistedFile
@@ -139,6 +140,40 @@ def test_offsets_made_on_another_store_are_told_of_once_with_the_worst(
     offsets.warn_of_ends_passed(lambda *queue: ends.get(queue))
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.endswith("count=2 largest: topic@group=Old@G queue=0 offset=8 queue_end=5")
+
+
+def test_offsets_of_lost_messages_are_set_to_their_queues_ends_and_told_by_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = table(tmp_path)
+    ends = {("A", 0): 5, ("A", 1): 10, ("B", 0): 3}
+    for group, topic, queue_id, offset in (
+        ("G", "A", 0, 9),
+        ("G", "B", 0, 4),
+        ("G", "Deleted", 0, 100),
+        ("H", "A", 1, 12),
+        ("H", "A", 0, 5),
+    ):
+        offsets.commit(group, topic, queue_id, offset)
+    before = offsets.close_changes()
+    assert offsets.end_at_queues(lambda *queue: ends.get(queue)) == 3
+    wanted = {"A@G": {0: 5}, "B@G": {0: 3}, "Deleted@G": {0: 100}, "A@H": {0: 5, 1: 10}}
+    assert offsets.table() == wanted
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    ours = "group=G queues=2 messages=5 largest: topic=A queue=0 offset=9 queue_end=5"
+    assert [text.partition("queues ")[2] for text in texts] == [
+        ours,
+        "group=H queues=1 messages=2 largest: topic=A queue=1 offset=12 queue_end=10",
+    ]
+    batches = offsets.changes_after(before)
+    assert batches is not None
+    assert sum(batch.queues for batch in batches) == 3, "slaves and the file hear of it"
+    assert offsets.end_at_queues(lambda *queue: ends.get(queue)) == 0
+
+    monkeypatch.setattr(consumer_offsets, "GROUPS_TOLD_MAX", 1)
+    caplog.clear()
+    offsets.end_at_queues(lambda *_: 1)
+    assert caplog.messages[-1] == "further groups whose offsets were set back groups=1"
 
 
 def test_offsets_are_bounded_and_known_queues_move_on(tmp_path: Path) -> None:

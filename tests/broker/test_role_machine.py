@@ -369,6 +369,73 @@ def test_a_master_whose_machine_went_down_waits_and_writes_nothing_of_it() -> No
     assert (world.wrote, set(world.state.waiting)) == ([], {"s"})
 
 
+def test_a_master_whose_log_ends_before_what_it_told_waits_until_it_is_whole() -> None:
+    world = Driver(master()).keep(replicas=WAITING).tell(Begin(Heard(), start(had_end=1500)))
+    assert "lineage/durable" in world.state.held
+    assert "1500 of epoch 1" in world.state.held
+    assert (set(world.state.waiting), world.state.must_begin_anew) == ({"s"}, True)
+    assert world.kept.whole_from == 1500  # the next start finds it so
+    # What its slave has is not all.
+    world.said["Ask"] = Heard([follower(1400)])
+    world.tell(Tick())
+    assert world.end == 1400
+    assert world.state.held
+    assert "had acknowledged up to 1500" in reason(world.ask(PromoteHeader(min_epoch=1000)))
+    world.said["Ask"] = Heard([follower(1500)])
+    world.state = world.state.but(caught_up=frozenset())
+    world.tell(Tick())
+    assert (world.state.held, world.kept.whole_from, world.kept.lineage.epochs[-1].number) == ("", 0, 2)
+
+
+def test_a_master_takes_back_what_a_slave_that_answers_has_before_it_takes_writes() -> None:
+    """Its volume was put back from an older copy; nothing beside the log knows of it."""
+    world = Driver(master()).tell(Begin(Heard([follower(1400)]), start()))
+    assert (set(world.state.waiting), world.wrote) == ({"s"}, [])
+    world.said["Ask"] = Heard([follower(1400)])
+    world.tell(Tick())
+    assert (world.state.held, world.end, world.kept.lineage.epochs[-1].number) == ("", 1400, 2)
+
+
+def test_a_master_that_a_slave_knows_from_a_later_epoch_waits_for_an_operator() -> None:
+    world = Driver(master()).tell(Begin(Heard([peer("s", (1, 0, ME), (1000, 800, ME), end=1400)]), start()))
+    assert "s:10911 remembers" in world.state.held
+    assert "of epoch 1000" in world.state.held
+    assert world.kept.whole_from == OFFSET_MAX
+    later = Driver(master(), Ask=Heard([peer("s", (1, 0, ME), (1000, 800, ME), end=1400)])).tell(Tick())
+    assert "s:10911 remembers" in later.state.held  # the slave was away when it started
+    stranger = peer("x", (1, 0, ME), (1000, 800, ME), end=1400)
+    assert not Driver(master()).tell(Begin(Heard([stranger]), start())).state.held
+
+
+def test_a_broker_that_only_its_file_makes_the_master_counts_first() -> None:
+    epochs = Epoch(1, 0, ME), Epoch(1000, 500, "s")
+    world = Driver(master(), *epochs).keep(members=listed(ME, by="s")).tell(Begin(Heard(), start()))
+    assert "epoch 1000 was another broker's" in world.state.held
+    assert not world.wrote
+    assert isinstance(world.ask(PromoteHeader(min_epoch=1001)), Answer)
+    assert (world.state.held, world.kept.lineage.epochs[-1].number) == ("", 2000)
+    unlisted = Driver(master(), *epochs).keep(members=listed("t", by="s")).tell(Begin(Heard(), start()))
+    assert "not on its master's list" in reason(unlisted.ask(PromoteHeader(min_epoch=1001)))
+
+
+@pytest.mark.parametrize(
+    ("known", "heard", "is_held"),
+    [
+        ({}, [], False),  # a stock broker's log
+        ({"has_own_marks": True}, [], True),
+        ({}, ["s"], True),
+    ],
+)
+def test_a_master_that_lost_its_record_of_epochs_takes_no_writes(
+    known: dict[str, bool], heard: list[str], is_held: bool
+) -> None:
+    world = Driver(master()).keep(lineage=Lineage(), members=ReplicaList())
+    world.tell(Begin(Heard([follower(900) for _ in heard]), start(**known)))
+    assert bool(world.state.held) is is_held
+    assert ("its own record of votes and epochs is missing" in world.state.held) is is_held
+    assert bool(world.kept.lineage.epochs) is not is_held
+
+
 def test_a_master_that_cannot_write_its_epoch_does_not_start() -> None:
     world = Driver(master(), Write=NO_ROOM).tell(Begin(Heard(), start()))
     assert "No space left" in world.state.broken

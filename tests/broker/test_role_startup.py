@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,8 @@ def test_a_master_without_a_number_for_its_epoch_is_held_until_an_operator_says_
 ) -> None:
     file = stopped(start, client)
     own = file.state.replica_id
-    file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(999, 1 << 20, own))))
+    file.update(lineage=Lineage((Epoch(999, 0, own),)), boot_id="another boot")
+    (file.root / "abort").touch()
     for _ in range(2):  # a clean stop does not make it forget
         node = start()
         assert "no number is left below 1000" in node.standing.state.held
@@ -85,6 +87,51 @@ def test_a_master_by_a_command_that_is_over_starts_as_a_slave(start: Start, clie
     assert node.standing.role.role is BrokerRole.SLAVE
     state = LineageFile(node.config.log.root).state
     assert (state.command, state.lineage.epochs[-1].number) == (None, 1000)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_master_whose_epoch_begins_sets_offsets_of_lost_messages(
+    start: Start, client: BlockingClient, begins: bool
+) -> None:
+    """Else they are kept: the log that they were made on may be mounted again."""
+    node = start()
+    assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SUCCESS
+    for group, offset in (("Ahead", 7), ("Level", 1)):
+        node.offsets.commit(group, "Topic", 0, offset)
+    node.stop()
+    end, file = node.store.log.end, LineageFile(node.config.log.root)
+    if begins:
+        own = file.state.replica_id
+        file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(1000, end, own))))
+    node = start()
+    assert (node.store.log.end, node.standing.state.held) == (end, "")
+    assert [node.offsets.query(group, "Topic", 0) for group in ("Ahead", "Level")] == [1 if begins else 7, 1]
+
+
+def test_a_master_whose_log_was_removed_takes_nothing_until_it_is_there_again(
+    start: Start, client: BlockingClient
+) -> None:
+    log = stopped(start, client).root / "commitlog"
+    log.rename(log.parent / "unmounted")
+    for _ in range(2):  # a clean stop does not make it forget
+        node = start()
+        assert str(log) in node.standing.state.held
+        assert send(client, addr_of(node), "Topic", b"early").code == ResponseCode.SERVICE_NOT_AVAILABLE
+        node.stop()
+    shutil.rmtree(log)
+    (log.parent / "unmounted").rename(log)
+    assert send(client, addr_of(start()), "Topic", b"late").code == ResponseCode.SUCCESS
+
+
+def test_a_slave_whose_newest_segments_were_moved_away_counts_for_no_failover(
+    start: Start, client: BlockingClient
+) -> None:
+    """Its epochs all begin below the end that is left; only the mark of its last flush lies beyond."""
+    file = stopped(start, client)
+    (segment,) = (file.root / "commitlog").iterdir()
+    segment.write_bytes(bytes(len(segment.read_bytes())))
+    start(role=BrokerRole.SLAVE)
+    assert LineageFile(file.root).state.whole_from == OFFSET_MAX
 
 
 @pytest.mark.parametrize("is_gone", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from haservice.broker.groups.subscription_groups import GroupConfig, Groups
+from haservice.broker.metadata import slave_sync
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
@@ -35,7 +36,7 @@ from haservice.remoting.connection import Connection
 from haservice.remoting.headers.copies import CopyOffsetsHeader
 from haservice.remoting.server import Listener, RemotingServer
 from tests.support.remoting import serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 OWN = "127.0.0.1:1"
 
@@ -133,13 +134,21 @@ class Slave:
             self.groups,
             delays=self.delays,
             on_synced=self.count,
+            overdue=lambda: self.delayed_are_due,
+            keep=self.keep,
             retry_s=0.05,
         )
+        self.kept: dict[str, bytes] = {}
+        self.delayed_are_due = False
         self.client = BlockingClient()
         self.task = self.client.task("slave-sync", self.sync.run)
 
     def count(self) -> None:
         self.synced += 1
+
+    def keep(self, name: str, content: bytes) -> str:
+        self.kept[name] = content
+        return f"config/{name}.before"
 
     def sync_again(self) -> None:
         """One more pass, begun after this call."""
@@ -392,6 +401,110 @@ def test_a_topic_that_the_master_does_not_know_is_asked_for_once(slave: Slave) -
         slave.sync.on_arrival([("Gone, too", 0, 1, 0)])
         wait_until(lambda: slave.synced == 3)
         assert master.asked == 3
+
+
+@pytest.fixture
+def _no_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slave_sync, "PERIOD_S", 3600.0)
+
+
+@pytest.mark.usefixtures("_no_period")
+def test_all_is_asked_for_when_a_master_greets(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced == 1)
+        master.offsets, master.delays = {"T@g": {0: 11, 1: 20}}, {3: 8}
+        slave.sync.greeted(addr)
+        wait_until(lambda: slave.offsets.table() == {"T@g": {0: 11, 1: 20}}, "it asked again")
+        wait_until(lambda: slave.delays.table == {3: 8})
+
+
+@pytest.mark.usefixtures("_no_period")
+def test_a_master_that_greets_is_asked_whatever_a_nameserver_said(slave: Slave) -> None:
+    with master_at() as (_, addr):
+        slave.sync.greeted(addr)
+        wait_until(lambda: slave.synced == 1)
+        assert slave.sync.master_addr == addr
+
+
+@pytest.mark.usefixtures("_no_period")
+@pytest.mark.parametrize("when", ["amid a pass", "between two"])
+def test_after_a_greeting_a_connection_that_a_cut_has_left_silent_is_given_up(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """TCP waits for as long as the cut has lasted before it sends again, and calls wait with it."""
+    monkeypatch.setattr(slave_sync, "OFFSETS_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(slave_sync, "TIMEOUT_S", 3600.0)
+    master, silent, met = Master(), set[Connection](), threading.Event()
+
+    def cut_off(answer: Any) -> Any:
+        def answers(connection: Connection, request: RemotingCommand) -> Any:
+            if connection in silent:
+                met.set()
+                return asyncio.get_running_loop().create_future()
+            latest.append(connection)
+            return answer(connection, request)
+
+        return answers
+
+    latest: list[Connection] = []
+    with serving({code: cut_off(answer) for code, answer in master.handlers().items()}) as server:
+        slave.sync.set_master_addr(addr := f"127.0.0.1:{server.ports[0]}")
+        wait_until(lambda: slave.synced == 1)
+        silent.add(latest[-1])
+        master.offsets = {"T@g": {0: 11, 1: 20}}
+        if when == "amid a pass":
+            slave.sync.wake()
+            assert met.wait(PATIENCE_S)
+        slave.sync.greeted(addr)
+        wait_until(lambda: slave.offsets.table() == master.offsets, "it asked by another connection")
+
+
+@pytest.mark.usefixtures("_no_period")
+def test_delay_offsets_are_followed_while_delayed_messages_are_delivered(slave: Slave) -> None:
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced == 1)
+        slave.delayed_are_due = True
+        for offset in range(8, 12):
+            master.delays = {3: offset}
+            wait_until(lambda offset=offset: slave.delays.table == {3: offset}, "soon")  # type: ignore[misc]
+        assert (slave.synced, master.asked) == (1, 1), "and nothing else is asked for"
+
+
+def test_a_table_that_loses_most_of_its_entries_is_kept(
+    slave: Slave, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A master that began without its files lacks all; one whose topics were deleted one by one does not."""
+    with master_at() as (master, addr):
+        names = [f"T{number}" for number in range(8)]
+
+        def have(count: int, version: int) -> None:
+            topics = {name: topic_config(name, 4, 6) for name in names[:count]}
+            master.topics = TopicConfigWrapper(DataVersion(version, 1), topics)
+            groups = {name: GroupConfig(name, retry_max_times=7) for name in names[:count]}
+            master.groups = SubscriptionGroupWrapper(DataVersion(version, 1), groups)
+
+        have(8, 1)
+        slave.sync.set_master_addr(addr)
+        wait_until(lambda: slave.synced)
+        have(4, 2)
+        slave.sync_again()
+        assert slave.kept == {}, "four of eight are no more than half"
+        have(1, 3)
+        slave.sync_again()
+        wait_until(lambda: [topic.topic_name for topic in slave.topics] == ["T0"])
+    (tmp_path / "again.json").write_bytes(slave.kept["topics.json"])
+    again = TopicTable(BrokerConfig(broker_name="a"), PersistedFile(tmp_path / "again.json"))
+    again.load()
+    assert {topic.topic_name for topic in again} >= set(names[:4]), "a broker starts with it"
+    groups = SubscriptionGroupWrapper.decode(slave.kept["subscriptionGroup.json"])
+    assert set(names[:4]) <= set(groups.subscription_group_table)
+    texts = [text for text in caplog.messages if "lacks most" in text]
+    assert [text.partition("name=")[2] for text in texts] == [
+        "topics.json ours=4 lost=3 kept=config/topics.json.before",
+        "subscriptionGroup.json ours=4 lost=3 kept=config/subscriptionGroup.json.before",
+    ]
 
 
 async def _some_turns() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from haservice.dledger.events import HandOverTo
 
 if TYPE_CHECKING:
-    from tests.chaos.dledger_node import Node
+    from tests.chaos.dledger_node import Copy, Node
     from tests.chaos.dledger_sim import World
 
 _SPANS_S = (0.03, 0.3, 1.0, 2.5, 5.0)
@@ -41,11 +41,17 @@ class Faults:
             (1.0, self._hand_over),
             (0.7, self._expire),
             (1.5, self._flip),
+            (1.0, self._wipe),
+            (1.0, self._put_back),
         ]
         # Each seed has some kinds often, others seldom or never.
         self._kinds = [
             (weight * world.source.choice((0.0, 0.2, 1.0, 3.0)) + 1e-3, kind) for weight, kind in kinds
         ]
+
+        self._copies: dict[str, Copy] = {}
+        self._quiet_until_s = -math.inf
+        """Until then nothing else happens: a member that was put back hears what others remember of it."""
 
     def begin(self) -> None:
         if self._over:
@@ -58,8 +64,11 @@ class Faults:
             self._after(self._world.source.uniform(0.0, 0.1), self._one)
 
     def _one(self) -> None:
-        if self._over:
+        if self._over or self._world.clock.now_s < self._quiet_until_s:
             return
+        for node in self._world.nodes:
+            if self._world.source.random() < 0.1:
+                self._copies[node.name] = node.copy()
         weights = [weight for weight, _ in self._kinds]
         ((_, kind),) = self._world.source.choices(self._kinds, weights)
         self._world.count[f"times {kind.__name__.strip('_')}"] += 1
@@ -104,13 +113,47 @@ class Faults:
 
     def _power_cut(self) -> None:
         node = self._any()
-        node.crash(power=node.log.flushes)
+        if not node.flushes and not self._may_lose(node):
+            return
+        node.crash(power=True)
         self._after(self._span(), node.boot)
 
     def _power_cut_all(self) -> None:
         for node in self._world.nodes:
-            node.crash(power=node.log.flushes)
+            node.crash(power=True)
             self._after(self._span() / 2, node.boot)
+        if not self._world.mode.flushes:
+            self._world.all_lost_power()
+
+    def _may_lose(self, node: Node) -> bool:
+        """Whether a majority is whole even without it; else it may have the only copy."""
+        others = [one for one in self._world.nodes if one is not node]
+        if any(one.log.damaged for one in others):
+            return False  # it may have what they need to be mended
+        return sum(one.record.is_whole for one in others) > len(others) // 2
+
+    def _wipe(self) -> None:
+        node = self._any()
+        if self._may_lose(node):
+            self._world.count["wiped"] += 1
+            node.wipe()
+            self._after(self._span(), node.boot)
+
+    def _put_back(self) -> None:
+        """An older copy of its store, while somebody hears it that knows better."""
+        node, world = self._any(), self._world
+        copy = self._copies.get(node.name)
+        others = [one for one in world.nodes if one is not node]
+        is_heard = all(one.up and not one.frozen and one.dies_at_action < 0 for one in others)
+        if copy is None or not is_heard or not self._may_lose(node) or not _is_missed(node, copy, others):
+            return
+        world.cuts.clear()
+        world.loss = world.twice = world.late = 0.0
+        world.count["put back"] += 1
+        world.note(f"{node.name} is put back to {copy.begin} + {len(copy.entries)}, {copy.saved}")
+        node.put_back(copy)
+        self._quiet_until_s = world.clock.now_s + 2.0
+        node.boot()
 
     def _die_between_actions(self) -> None:
         node = self._any()
@@ -225,3 +268,17 @@ class Faults:
             self._world.late = 0.0
 
         self._after(self._span(), heal)
+
+
+def _is_missed(node: Node, copy: Copy, others: list[Node]) -> bool:
+    """Whether another member remembers of this one what the copy lacks."""
+    end = copy.begin + len(copy.entries) - 1 if copy.entries else -1
+    for one in others:
+        assert one.member is not None
+        recall = one.member.recalls().get(node.name)
+        if recall is None or not copy.record.is_whole:
+            continue
+        forgot = recall.vote > copy.saved[0] or (recall.vote == copy.saved[0] and copy.saved[1] is None)
+        if forgot or (recall.term >= copy.record.since and recall.index > end):
+            return True
+    return False

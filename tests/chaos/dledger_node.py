@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from haservice.dledger.events import (
@@ -22,12 +23,22 @@ from haservice.dledger.events import (
     RequestCame,
     RoleIs,
     SaveTerm,
+    SaveWhole,
     TellOperator,
     TimePassed,
+    WholeRecord,
 )
 from haservice.dledger.member import DLedgerMember
-from haservice.dledger.messages import AppendEntryRequest, AppendEntryResponse, MemberMessage
+from haservice.dledger.messages import (
+    AppendEntryRequest,
+    AppendEntryResponse,
+    LedgerEntry,
+    MemberMessage,
+    Recall,
+)
+from haservice.dledger.node.whole_file import NEW
 from haservice.dledger.settings import MemberSettings
+from haservice.mastership.whole import LOST_POWER, Refill
 from tests.support.entry_log import MemoryLog
 
 if TYPE_CHECKING:
@@ -46,17 +57,31 @@ class ReturnAddress(NamedTuple):
     call: int
 
 
+class Copy(NamedTuple):
+    """Of a store, as a snapshot of its volume has it."""
+
+    begin: int
+    entries: tuple[LedgerEntry, ...]
+    saved: tuple[int, str | None]
+    checkpoint: int
+    record: WholeRecord
+    recalls: dict[str, Recall]
+
+
+# The disk of an ASYNC_FLUSH member has by then what was written.
+_WRITE_BACK_S = 0.5
+
+
 class Node:
     """One member, from boot to boot."""
 
     def __init__(self, world: World, name: str, settings: MemberSettings, *, flushes: bool) -> None:
         self.world, self.name, self.settings = world, name, settings
-        self.log = MemoryLog(flushes=flushes)
-        self.log.on_append = lambda entry, before: world.appended(self, entry, before)
-        self.log.on_cut = lambda entries: world.cut(self, entries)
-        self.log.on_mend = lambda entry: world.mended(self, entry)
-        self.saved: tuple[int, str | None] = (0, None)
-        self.checkpoint = -1
+        self.flushes = flushes
+        self.ghosts: dict[tuple[int, int], LedgerEntry] = {}
+        """What it had durably, and lost with its store: (index, term) → entry."""
+        self.recalls: dict[str, Recall] = {}
+        self._new_store()
         self.member: DLedgerMember | None = None
         self.boots = 0
         self.frozen_until_s = -math.inf
@@ -97,6 +122,51 @@ class Node:
         if self.member is not None:
             self._clock_offset_s += max(0.0, self.member.state.now_s - self.now_s)
 
+    # -- its store ----------------------------------------------------------------------------------
+
+    def _new_store(self) -> None:
+        self.log = MemoryLog(flushes=self.flushes)
+        self.log.on_append = lambda entry, before: self.world.appended(self, entry, before)
+        self.log.on_cut = lambda entries: self.world.cut(self, entries)
+        self.log.on_mend = lambda entry: self.world.mended(self, entry)
+        self.saved: tuple[int, str | None] = (0, None)
+        self.checkpoint = -1
+        self.record = WholeRecord(NEW, Refill(frozenset(self.settings.others)))
+        self.recalls = {}
+
+    def wipe(self) -> None:
+        """Its directory is removed, or its volume is another one."""
+        self._keep_ghosts()
+        self.crash()
+        self._new_store()
+
+    def copy(self) -> Copy:
+        disk = self.log.disk
+        return Copy(
+            disk.begin, tuple(disk.list), self.saved, self.checkpoint, self.record, dict(self.recalls)
+        )
+
+    def put_back(self, copy: Copy) -> None:
+        """Its volume is as it was when the copy was made."""
+        self._keep_ghosts()
+        self.crash()
+        self._new_store()
+        for entries in (self.log.disk, self.log.now):
+            entries.begin, entries.list = copy.begin, list(copy.entries)
+        self.log.sync()
+        self.saved, self.record, self.recalls = copy.saved, copy.record, dict(copy.recalls)
+        self.checkpoint = min(copy.checkpoint, self.log.end_index)
+
+    def _keep_ghosts(self) -> None:
+        for entry in self.log.now.list:
+            if self.log.holds_durably(entry):
+                self.ghosts[entry.index, entry.term] = entry
+
+    def has_held(self, entry: LedgerEntry) -> bool:
+        """Durably, at some time."""
+        ghost = self.ghosts.get((entry.index, entry.term))
+        return self.log.holds_durably(entry) or (ghost is not None and ghost.same_as(entry))
+
     # -- life ---------------------------------------------------------------------------------------
 
     def boot(self) -> None:
@@ -111,6 +181,8 @@ class Node:
             term=term,
             vote=vote,
             committed_index=self.checkpoint,
+            record=self.record,
+            recalls=self.recalls,
             source=random.Random(self.world.source.random()),
         )
         self.world.booted(self)
@@ -128,7 +200,11 @@ class Node:
 
     def crash(self, *, power: bool = False) -> None:
         if power:
+            self._keep_ghosts()
             self.log.power_cut(self.world.source)
+            if not self.flushes and self.record.is_whole:
+                # As its file `whole` says at the next start: another boot, and no clean stop.
+                self.record = replace(self.record, why=LOST_POWER, filling=Refill(frozenset()))
         if self.member is not None:
             self.member = None
             self.dies_at_action = -1
@@ -180,9 +256,10 @@ class Node:
             self.step(TimePassed())
 
     def _sync_later(self) -> None:
-        if self.log.flushes and self.log.unsynced and not self._syncing:
+        if self.log.unsynced and not self._syncing:
             self._syncing = True
-            wait_s = self.world.source.uniform(0.0005, 0.006) + self.slow_disk_s
+            wait_s = self.world.source.uniform(0.0005, 0.006) if self.flushes else _WRITE_BACK_S
+            wait_s += self.slow_disk_s
             self.world.clock.after(wait_s, self._synced, self.boots)
 
     def _synced(self, boots: int) -> None:
@@ -196,7 +273,8 @@ class Node:
             return
         self.log.sync()
         if self.world.source.random() < 0.1:
-            self.checkpoint = self.member.checkpoint_index
+            self.checkpoint = min(self.member.checkpoint_index, self.log.disk.end)
+            self.recalls = self.member.recalls()
         self.step(LogSynced())
 
     # -- actions ------------------------------------------------------------------------------------
@@ -206,6 +284,10 @@ class Node:
         match action:
             case SaveTerm(term, vote):
                 self.saved = (term, vote)
+            case SaveWhole(record):
+                if record.is_whole != self.record.is_whole:
+                    world.note(f"{self.name} is whole" if record.is_whole else f"{self.name}: {record.why}")
+                self.record = record
             case AskPeer(call, peer, request):
                 world.ask(self, ReturnAddress(self, self.boots, call), peer, request)
             case AnswerAsked(ReturnAddress() as to, answer):

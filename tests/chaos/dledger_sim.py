@@ -38,9 +38,9 @@ from tests.chaos.sim_clock import BEGIN_S, Clock
 
 LAYER = "dledger"
 FAULTS_S = 14.0
-SETTLE_S = 8.0
+SETTLE_S = 10.0
 # Of what has healed: from here on nobody may begin a new term.
-CALM_S = 4.0
+CALM_S = 6.0
 # So long nobody sends at the end, and then once more, behind the restart of a follower.
 REST_S = 3.0
 STEPS_MAX = 200_000
@@ -220,7 +220,7 @@ class World:
         self.ok_index = max(self.ok_index, index)
 
     def _ok_is_true(self, node: Node, entry: LedgerEntry) -> None:
-        holders = [one.name for one in self.nodes if one.log.holds_durably(entry)]
+        holders = [one.name for one in self.nodes if one.has_held(entry)]
         if len(holders) <= len(self.nodes) // 2:
             text = (
                 f"{node.name} answers OK for entry {entry.index} of term {entry.term}: only {holders} have it"
@@ -282,6 +282,14 @@ class World:
                 self.broken(Violation.DIVERGED, f"state-machine safety: {text}")
                 break
         self._committed_by[node.name] = index
+
+    def all_lost_power(self) -> None:
+        """With ASYNC_FLUSH what no disk has is gone, whoever acknowledged it."""
+        for at, (entry, _) in list(self._committed.items()):
+            if not any(one.log.holds_durably(entry) for one in self.nodes):
+                self.count["lost with the power of all"] += 1
+                del self._committed[at]
+        self.ok_index = min(self.ok_index, max(self._committed, default=-1))
 
     def booted(self, node: Node) -> None:
         """What it takes for committed has to be."""

@@ -13,7 +13,7 @@ from haservice.typed_json import encode
 from tests.chaos.failover_stuck import why_nobody
 
 if TYPE_CHECKING:
-    from tests.chaos.failover_node import Node
+    from tests.chaos.failover_node import Copy, Node
     from tests.chaos.failover_sim import World
 
 # Between two faults, on average.
@@ -41,6 +41,12 @@ class Faults:
         self._over = False
         self._pause_s = world.source.choice(PAUSES_S)
         self._backups: list[Mapping[str, bytes]] = []
+        self._copies: list[Mapping[str, Copy]] = []
+        """The brokers' stores at the moments of the backups."""
+        self._is_put_back = False
+        """Whether a broker may have forgotten a seal; then a session that ends early proves nothing."""
+        self._calm_until_epoch = -1
+        """No fault comes before an OK of a later epoch."""
         self._true: Mapping[str, bytes] | None = None
         self._kinds: list[tuple[int, Callable[[], None]]] = [
             (6, self._crash),
@@ -59,6 +65,14 @@ class Faults:
             (2, self._empty),
             (1, self._role),
             (3, self._switch),
+            (2, self._put_back),
+            (1, self._copy),
+            (1, self._power),
+            (1, self._older_voters),
+            (1, self._restore_twice),
+            (1, self._empty_coordinator),
+            (2, self._full),
+            (2, self._deny),
         ]
         self._kinds = [(weight * world.source.choice(WEIGHTS), kind) for weight, kind in self._kinds]
         self._kinds.append((1, self._crash))
@@ -68,19 +82,24 @@ class Faults:
     def begin(self) -> None:
         if self._over:
             return
-        if self._true is None:
+        if self._true is None and not self._is_calm:
             self._backups = [*self._backups[-9:], self._world.server.backup()]
+            self._copies = [*self._copies[-9:], {one.name: one.copy() for one in self._world.nodes}]
             self._one()
         self._after(self._world.draw(0.1, 2 * self._pause_s), self.begin)
 
     def _one(self) -> None:
-        if self._over or self._true is not None:
+        if self._over or self._true is not None or self._is_calm:
             return
         weights = [weight for weight, _ in self._kinds]
         ((_, kind),) = self._world.source.choices(self._kinds, weights)
         self._world.count[f"times {kind.__name__.strip('_')}"] += 1
         self._world.note(kind.__name__)
         kind()
+
+    @property
+    def _is_calm(self) -> bool:
+        return self._world.last_ok_epoch <= self._calm_until_epoch
 
     def strike(self) -> None:
         """The lease or the voters have changed just now."""
@@ -95,6 +114,8 @@ class Faults:
         world.cut_off.clear()
         world.blocked.clear()
         world.stale.clear()
+        world.denied.clear()
+        world.full = False
         self._come_back()
         self._resume()
         for node in world.nodes:
@@ -150,6 +171,60 @@ class Faults:
         node.crash()
         node.empty()
         self._boot_later(node)
+
+    def _put_back(self) -> None:
+        """The store of a broker is put back from an older copy; the coordinator has heard of what that lacks."""
+        node = self._any()
+        if self._world.ended_early or not self._copies or not self._may_lose(node):
+            return
+        node.crash()
+        self._after(self._world.draw(0.3, 3.0), lambda: self._put_back_now(node))
+
+    def _put_back_now(self, node: Node) -> None:
+        copy = self._world.source.choice(self._copies)[node.name]
+        if (
+            not (self._over or node.up or self._world.ended_early)
+            and copy.id == node.id
+            and self._is_known(node, copy)
+        ):
+            self._is_put_back = True
+            self._world.emptied.add(node.name)
+            node.put_back(copy)
+        self._boot_later(node)
+
+    def _is_known(self, node: Node, copy: Copy) -> bool:
+        """Whether the coordinator knows that this broker had more than the copy has.  It hears of it once a round: a
+        copy that is younger than that is as good as the store.
+        """
+        now = decode(self._world.server.read())
+        told = now.status.told.get(node.id) if now.status is not None else None
+        return self._true is None and told is not None and told > copy.place
+
+    def _copy(self) -> None:
+        """A machine is lost for good, and begins anew with a copy of another one's store: a replica of its own."""
+        node, other = self._any(), self._any()
+        if node is other or self._world.mode.brokers < 3 or not self._may_lose(node):
+            return
+        node.crash()
+        node.wipe()
+        own = node.id
+        node.put_back(other.copy())
+        node.id = own
+        if other.name in self._world.emptied:
+            self._world.emptied.add(node.name)
+        self._boot_later(node)
+
+    def _power(self) -> None:
+        """All machines go down.  One that has the most finds all of it again."""
+        world, nodes = self._world, self._world.nodes
+        ids = decode(world.server.read()).voters.ids
+        hurt = world.emptied or not ids <= {one.id for one in nodes}
+        if hurt and world.source.random() >= LAST_COPIES:
+            return
+        most = max(nodes, key=lambda one: one.place)
+        for node in nodes:
+            node.lose_power(0 if node is most else world.source.randrange(6))
+            self._boot_later(node)
 
     def _may_lose(self, node: Node) -> bool:
         """Whether the others could do without its log.  Mostly: if they cannot, the seed may wait for an operator."""
@@ -226,7 +301,7 @@ class Faults:
 
     def _end_session(self) -> None:
         """The coordinator ends a session before its time.  What an ASYNC_MASTER promises stands on that it does not."""
-        if self._may_be_async:
+        if self._may_be_async or self._is_put_back:
             return
         sessions = sorted(self._world.server.sessions)
         if sessions:
@@ -260,12 +335,17 @@ class Faults:
 
     def _restore(self) -> None:
         """An operator restores a backup while all brokers that are there know what came after it."""
+        if self._backups:
+            self._restore_from(self._world.source.choice(self._backups))
+
+    def _empty_coordinator(self) -> None:
+        """All keys are gone while all brokers that are there know what was in them."""
+        self._restore_from({})
+
+    def _restore_from(self, backup: Mapping[str, bytes]) -> None:
         world = self._world
-        if not self._backups:
-            return
         epoch = decode(world.server.read()).epoch
-        backup = self._world.source.choice(self._backups)
-        is_older = decode_epoch(backup) < epoch
+        is_older = decode_epoch(backup) < epoch and not self._is_put_back
         if not is_older or any(not one.up or one.joined < epoch or one.frozen for one in world.nodes):
             return
         span_s = self._span()
@@ -279,6 +359,59 @@ class Faults:
         world.ended_early = True
         world.server.restore(backup)
         self._after(span_s, self._come_back)
+
+    def _older_voters(self) -> None:
+        """An operator restores a backup of the present epoch, for good, while all brokers are connected.  No other
+        fault comes before a master has begun an epoch after that.
+        """
+        if (at := self._moment()) is not None:
+            self._world.server.restore(self._backups[at])
+
+    def _restore_twice(self) -> None:
+        """As above, and the store of a broker is put back to the same moment.  The others are unhurt."""
+        at = self._moment()
+        if at is None:
+            return
+        world = self._world
+        node = world.source.choice(world.nodes)
+        copy, unhurt = self._copies[at][node.name], [one for one in world.nodes if one is not node]
+        if copy.id != node.id or max(one.place for one in unhurt) < node.place or not self._may_lose(node):
+            return
+        node.crash()
+        node.put_back(copy)
+        self._is_put_back = True
+        world.emptied.add(node.name)
+        world.server.restore(self._backups[at])
+        node.boot()
+
+    def _moment(self) -> int | None:
+        """A backup of this epoch, while everybody is well; from now on it is calm."""
+        world = self._world
+        now = decode(world.server.read())
+        hindered = world.blocked or world.cut_off or world.denied or world.stale or world.late or world.full
+        is_well = (
+            world.coordinator_up and not hindered and all(one.up and not one.frozen for one in world.nodes)
+        )
+        moments = [at for at, one in enumerate(self._backups) if decode_epoch(one) == now.epoch > 0]
+        if not (is_well and moments) or any(one.joined < now.epoch for one in world.nodes):
+            return None
+        self._calm_until_epoch = now.epoch
+        return world.source.choice(moments)
+
+    def _full(self) -> None:
+        """The coordinator takes no writes."""
+        self._world.full = True
+
+        def heal() -> None:
+            self._world.full = False
+
+        self._after(self._span(), heal)
+
+    def _deny(self) -> None:
+        """A broker's rights there are taken away."""
+        name = self._any().name
+        self._world.denied.add(name)
+        self._after(self._span(), lambda: self._world.denied.discard(name))
 
     def _come_back(self) -> None:
         """The right keys are there again."""

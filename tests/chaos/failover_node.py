@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from haservice.coordination.cluster import Leaseholder, MemberState
+from haservice.coordination.cluster import FOLLOWS, Leaseholder, MemberState
 from haservice.coordination.coordinator import CoordinatorError, Transaction
 from haservice.coordination.decision import (
     Action,
+    Alarm,
     AskPromises,
     Block,
     CountBy,
+    Doubt,
     Follow,
     Promote,
     Seal,
@@ -28,8 +30,13 @@ from haservice.coordination.facts import Own
 from haservice.coordination.gate import Gate
 from haservice.coordination.rounds import OpenSession, Prune, Question, Read, Renew, Round, Rounds, Transact
 from haservice.coordination.voters import Follower, Voters
-from haservice.replication.lineage.epochs import Epoch, Lineage, common_point
-from haservice.replication.lineage.file import LineageState, whole_again_from, without_its_log
+from haservice.replication.lineage.epochs import Epoch, Lineage, Mark, common_point
+from haservice.replication.lineage.file import (
+    LineageState,
+    whole_again_from,
+    without_its_log,
+    without_power,
+)
 
 if TYPE_CHECKING:
     from tests.chaos.failover_sim import World
@@ -66,6 +73,21 @@ class Waiting(NamedTuple):
     entry: Entry
 
 
+class Copy(NamedTuple):
+    """A store's disk at some moment."""
+
+    id: str
+    log: tuple[Entry, ...]
+    lineage: Lineage
+    numbers: tuple[int, int, int, int]
+    lost_power: bool
+
+    @property
+    def place(self) -> Mark:
+        last = self.lineage.up_to(len(self.log)).last
+        return Mark(last.number if last is not None else -1, len(self.log))
+
+
 class Node:
     """One broker."""
 
@@ -95,15 +117,53 @@ class Node:
         self.lineage = Lineage()
         self.sealed = self.joined = self.master_end = -1
         self.whole_from = 0
+        self.lost_power = False
+
+    def copy(self) -> Copy:
+        """Its store as it is now."""
+        return Copy(
+            self.id,
+            tuple(self.log),
+            self.lineage,
+            (self.sealed, self.joined, self.master_end, self.whole_from),
+            self.lost_power,
+        )
+
+    def put_back(self, copy: Copy) -> None:
+        """Its store is that of a copy, the lineage with it."""
+        self.id, self.log, self.lineage = copy.id, list(copy.log), copy.lineage
+        self.sealed, self.joined, self.master_end, self.whole_from = copy.numbers
+        self.lost_power = copy.lost_power
+
+    @property
+    def place(self) -> Mark:
+        """How far its log goes."""
+        return self.place_at(len(self.log))
+
+    def place_at(self, end: int) -> Mark:
+        last = self.lineage.up_to(end).last
+        return Mark(last.number if last is not None else -1, end)
+
+    def lose_power(self, lost: int) -> None:
+        """The machine goes down, and the last entries were not on the disk yet."""
+        kept = LineageState(self.id, whole_from=self.whole_from, lost_power=self.lost_power)
+        self.crash()
+        del self.log[max(0, len(self.log) - lost) :]
+        changes = without_power(kept, len(self.log))
+        self.whole_from, self.lost_power = changes["whole_from"], changes["lost_power"]
 
     def empty(self) -> None:
         """Its log goes, and who it is stays: `mqadmin reinit`, or an operator who removed files."""
-        kept = LineageState(self.id, lineage=self.lineage, sealed=self.sealed, joined=self.joined)
-        changes = without_its_log(kept)
-        self.whole_from = changes.get("whole_from", self.whole_from)
-        self.sealed = changes.get("sealed", self.sealed)
+        self._without_its_log()
         self.log, self.lineage, self.master_end = [], Lineage(), -1
         self.world.emptied.add(self.name)
+
+    def _without_its_log(self, newest: int = -1) -> None:
+        kept = LineageState(self.id, lineage=self.lineage, sealed=self.sealed, joined=self.joined)
+        changes = without_its_log(kept, newest)
+        self.whole_from = changes.get("whole_from", self.whole_from)
+        self.sealed = changes.get("sealed", self.sealed)
+        self.lost_power = changes.get("lost_power", self.lost_power)
 
     # -- its lives ----------------------------------------------------------------------------------
 
@@ -115,6 +175,7 @@ class Node:
         self.base = 0
         self.link: Link | None = None
         self.links: dict[str, Link] = {}
+        self.told: dict[str, Mark] = {}
         self.waits: list[Waiting] = []
         self.leader: Leaseholder | None = None
         self.session = 0
@@ -184,8 +245,11 @@ class Node:
             self.joined,
             self.sealed,
             is_whole=end >= self.whole_from,
+            lost_power=self.lost_power and end < self.whole_from,
+            reached=self.place.epoch,
             unfit=self.unfit,
             broker_addr=self.name,
+            state=FOLLOWS if self.follows >= 0 else "",
         )
         followers = {
             one.slave.id: Follower(
@@ -204,6 +268,7 @@ class Node:
             self.base,
             followers,
             is_held=self.gate.is_blocked,
+            told=dict(self.told) if self.opened >= 0 else {},
         )
 
     def act(self, action: Action) -> None:
@@ -214,6 +279,11 @@ class Node:
             self.gate.block(action.why)
         elif isinstance(action, CountBy):
             self.counts = action.voters
+        elif isinstance(action, Alarm):
+            self.world.alarms.append(action.text)
+        elif isinstance(action, Doubt):
+            self.world.note(f"{self.name} doubts its log: {action.why}")
+            self._without_its_log(action.epoch)
         elif isinstance(action, Seal):
             self._seal(action.epoch)
         elif isinstance(action, Follow):
@@ -259,7 +329,7 @@ class Node:
         if self.lineage.last is not None and self.lineage.last.number >= epoch:
             return
         self.lineage = self.lineage.begun(Epoch(epoch, len(self.log), self.id))
-        self.opened, self.base, self.whole_from = epoch, len(self.log), 0
+        self.opened, self.base, self.whole_from, self.told = epoch, len(self.log), 0, {}
         self.world.emptied.discard(self.name)
         self.gate.block("its epoch has begun")
         self.world.promoted(self, epoch)
@@ -344,6 +414,7 @@ class Node:
         if not self.world.coordinator_up:
             return
         try:
+            self._refused(question)
             if isinstance(question, OpenSession):
                 answer = server.open(question.ttl_s)
             elif isinstance(question, Renew):
@@ -362,6 +433,16 @@ class Node:
             delay_s = 0.9 * TIMEOUT_S
         if delay_s is not None and life == self.life:
             self.later(min(delay_s, TIMEOUT_S * 2), answered, answer)
+
+    def _refused(self, question: Question) -> None:
+        """By a coordinator that is full, or has taken our rights away: a session that there is stays."""
+        writes = isinstance(question, OpenSession) or (
+            isinstance(question, Transact) and question.transaction.puts
+        )
+        if self.world.full and writes:
+            raise CoordinatorError("no space")
+        if self.name in self.world.denied and not isinstance(question, Renew):
+            raise CoordinatorError("permission denied")
 
     def _commit(self, transaction: Transaction, session: int) -> bool:
         self.world.committing = self
@@ -427,6 +508,8 @@ class Node:
     def acked(self, link: Link, end: int) -> None:
         if link.is_open and self.links.get(link.slave.id) is link and self.world.connected(self, link.slave):
             link.ack, link.heard_s = max(link.ack, end), self.world.clock.now_s
+            place = self.place_at(end)
+            self.told[link.slave.id] = max(place, self.told.get(link.slave.id, place))
             self._answer()
 
     def _hang_up(self, link: Link) -> None:

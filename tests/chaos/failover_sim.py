@@ -96,6 +96,10 @@ class World:
         """What a server that lags behind tells these brokers."""
         self.late = 0.0
         """The share of questions that come, or are answered, late or never."""
+        self.full = False
+        """Whether the coordinator takes no writes."""
+        self.denied: set[str] = set()
+        """Brokers that may neither read nor write there."""
         self.late_answers: set[str] = set()
         """Brokers whose answers take nearly as long as they wait."""
         self.lost_commits: set[str] = set()
@@ -114,10 +118,16 @@ class World:
         """Whether a session was ever ended before its time: then a lease proves nothing, and only seals do."""
         self.emptied: set[str] = set()
         """Brokers whose log was emptied, and that have not been level with a master since."""
+        self.alarms: list[str] = []
+        """What operators had to read."""
         self.committing: Node | None = None
         self.nodes = [
             Node(self, name, self.source.uniform(0.97, 1.03)) for name in "abcd"[: self.mode.brokers]
         ]
+        self._begin_to_look()
+        self.faults = Faults(self)
+
+    def _begin_to_look(self) -> None:
         self.verdicts: list[Verdict] = []
         self.count: Counter[str] = Counter()
         self.events: list[history.Event] = []
@@ -128,11 +138,8 @@ class World:
         self._epochs_max = -1
         self._told: tuple[str, int] = ("", 0)
         """Which master told last where his log ends, and where."""
-        self._asked_ms = 0
-        """When the switchover is due that was asked for last, by the wall clock."""
-        self._numbers = 0
-        self.last_ok_s = -math.inf
-        self.faults = Faults(self)
+        self._asked_ms = self._numbers = 0
+        self.last_ok_s, self.last_ok_epoch = -math.inf, -1
 
     # -- for nodes ----------------------------------------------------------------------------------
 
@@ -207,6 +214,7 @@ class World:
         if len(holders) <= needed:
             self.broken(Violation.WRONG_OK, f"{entry} at {end} is acknowledged, and only {holders} have it")
         self._oks[end] = (entry, needed)
+        self.last_ok_epoch = entry.epoch
         self.events.append(
             history.Answered(
                 self.clock.now_s, str(entry.number), history.OK, node.name, end - 1, end - 1, tuple(holders)
@@ -274,6 +282,7 @@ class World:
                 self.broken(Violation.DIVERGED, f"{node.name} takes the lease while failover is paused")
         if REQUEST in puts:
             assert now.request is not None
+            # By the wall clock, when the switchover is due that was asked for last.
             if MASTER in transaction.deletes and node.now_ms() < self._asked_ms:
                 self.broken(Violation.DIVERGED, f"{node.name} hands over before the time that is asked for")
             self._asked_ms = now.request.not_before_ms
@@ -337,6 +346,7 @@ class World:
             whys = "; ".join(f"{one.name}: {one.rounds.why or one.gate.why_shut}" for one in self.nodes)
             why = f"{len(masters)} masters, last OK {at_s - self.last_ok_s:.0f} s ago: {whys}"
         if why and why_stuck(self):
+            self.note(f"STUCK {why_stuck(self)}: {why}")
             self.count["seeds that wait for an operator"] += 1
         elif why:
             self.broken(Violation.NOT_SETTLED, why)

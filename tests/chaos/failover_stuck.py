@@ -27,29 +27,36 @@ def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
     status, needed = now.status, now.voters.needed
     if status is None:
         return ""
-    there = {node.id: node for node in world.nodes if node is not lost and not _lacks_its_log(world, node)}
+    all_there = {node.id: node for node in world.nodes if node is not lost}
+    there = {one: node for one, node in all_there.items() if not _lacks_its_log(world, node)}
     whole = [there[one] for one in now.voters.ids & there.keys()]
     if status.replica_id in now.voters.ids & there.keys():
         return ""  # nobody was master after it
     gone = f"of the voters {sorted(now.voters.ids)} only {sorted(node.id for node in whole)} have their logs"
     if status.goes_on:
         return f"{gone}, and {status.replica_id} was the master of a pause"
+    hurt = [node for node in all_there.values() if node.id in now.voters.ids and node not in whole]
+    is_last_resort = now.voters.ids <= all_there.keys() and all(node.lost_power for node in hurt)
     if needed == 0:
-        return "" if any(_is_near_enough(node, now) for node in whole) else f"{gone}, and lack too much"
+        may = [node for node in there.values() if node in whole or whole]
+        most = max((len(node.log) for node in may if node.newest == status.epoch), default=0)
+        if any(_is_near_enough(node, now, most) for node in may) or (is_last_resort and not whole):
+            return ""
+        return f"{gone}, and lack too much"
     least = len(now.voters.ids) - needed if len(now.voters.ids) > needed else len(now.voters.ids)
-    return "" if len(whole) >= least else f"{gone}, and {least} have to be heard"
+    return "" if len(whole) >= least or is_last_resort else f"{gone}, and {least} have to be heard"
 
 
 def _lacks_its_log(world: World, node: Node) -> bool:
-    """It was emptied, and has not had all of a master's log since."""
-    return node.name in world.emptied and len(node.log) < node.whole_from
+    """It was emptied or put back, or lost power, and has not had all of a master's log since."""
+    return (node.name in world.emptied or node.lost_power) and len(node.log) < node.whole_from
 
 
-def _is_near_enough(node: Node, now: Cluster) -> bool:
+def _is_near_enough(node: Node, now: Cluster, end_there: int) -> bool:
     """Whether it may follow an ASYNC_MASTER: it was that master's slave, and lacks no more than is allowed."""
     status, end = now.status, len(node.log)
     assert status is not None
     if node.newest != status.epoch or end < now.voters.floor:
         return False
     most = now.settings.max_loss_bytes
-    return (most > 0 or status.is_final) and max(status.end, node.master_end) - end <= most
+    return (most > 0 or status.is_final) and max(status.end, node.master_end, end_there) - end <= most

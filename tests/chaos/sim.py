@@ -246,6 +246,11 @@ class Simulation:
             self._count("decided by an operator: who is the master")
             self.operator.fail_over(may_force=True)
             return
+        if masters[0].name != world.registered:
+            world.note("an operator makes {} begin an epoch that nameservers take", masters[0])
+            self._count("decided by an operator: an epoch that nameservers take")
+            self.operator.fail_over(may_force=True, to=masters[0].name)
+            return
         whys = [one.link.refused for one in refused if one.link is not None]
         if any(PLEDGED in why or TWO_MASTERS in why for why in whys):
             world.note("an operator makes {} begin an epoch that all may follow", masters[0])

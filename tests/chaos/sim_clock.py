@@ -20,7 +20,7 @@ BEGIN_S = 1000.0
 BEGIN_WALL_S = 1_795_000_000.0
 PACKAGES = ("commitlog", "haservice")
 # Of the simulation itself, what makes up ids as the product does.
-ALSO = ("tests.chaos.sim_roles",)
+ALSO = ("tests.chaos.sim_roles", "tests.chaos.sim_node")
 
 
 class Clock:
@@ -62,6 +62,12 @@ class _VirtualTime:
         return self.clock.now_s
 
     def perf_counter(self) -> float:
+        return self.clock.now_s
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
+    def clock_gettime(self, clock: int) -> float:
+        assert clock == self.CLOCK_BOOTTIME, clock
         return self.clock.now_s
 
     def time(self) -> float:

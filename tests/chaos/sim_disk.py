@@ -120,6 +120,30 @@ class SimDisk:
                 file.lose(source, keep)
         self.heal()
 
+    # -- store operations ---------------------------------------------------------------------------
+
+    def copy(self) -> dict[str, bytes]:
+        """What a snapshot of the volume has: what is written, flushed or not."""
+        return {path: bytes(file.cache) for path, file in self.files.items()}
+
+    def put_back(self, content: dict[str, bytes]) -> None:
+        """The volume is replaced by a copy, all of it durable; nobody has a file open."""
+        self.heal()
+        self._changes.clear()
+        self.files = {}
+        for path, data in content.items():
+            file = self.files[path] = SimFile()
+            file.cache, file.durable = bytearray(data), bytearray(data)
+            file.written_end = len(data)
+            file.modified_s = self.now_s()
+        self.durable_files = dict(self.files)
+
+    def remove_below(self, directory: str) -> None:
+        """All files of a directory are gone, as where a disk is not mounted."""
+        self.put_back(
+            {path: data for path, data in self.copy().items() if not path.startswith(directory + "/")}
+        )
+
     def change(self, path: str, file: SimFile | None, size: int = 0) -> None:
         """A name stands for another file from now on, or for none; or a file was allocated up to `size`."""
         self._changes.setdefault(path.rpartition("/")[0], []).append((path, file, size))

@@ -147,6 +147,7 @@ class MasterEnd:
             node.store.log,
             lambda: node.lineage.state.lineage,
             members=node.list_with,
+            acked=node.acked_by,
         )
         self.link = HAConnection(
             self._transport,  # type: ignore[arg-type]  # as much of it as is used
@@ -520,6 +521,7 @@ class SlaveEnd:
             self._rejoin.carry_out(greeting)
         finally:
             world.rejoined(node)
+        node.is_witness = True
         return self.session.rejoined(self._now_s)
 
     # -- its end ------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 links      a connection cut at a byte, a link gone in one or both directions, a node cut off, a slow link
 nodes      killed, killed with its page cache, all of them at once, frozen, replaced by an empty machine
 disks      one flush that fails, no space for new files
+stores     a volume put back from an older copy, lineage and all; a log's disk that is not mounted; a slave that begins
+           with a copy of its master's store
 clocks     a jump of seconds, hours, a year
 roles      a failover after a death, a switchover; a fault just before a step of one; a replica that is down is
            forgotten, at the master or at slaves alone, and comes back
@@ -18,7 +20,7 @@ from tests.chaos import history
 from tests.chaos.sim_clients import Operator
 
 if TYPE_CHECKING:
-    from tests.chaos.sim_node import Node
+    from tests.chaos.sim_node import Node, Snapshot
     from tests.chaos.sim_world import World
 
 # Kinds of faults, and how often each is drawn in comparison.
@@ -44,6 +46,9 @@ WEIGHTS = {
     "slave replaced": 1,
     "replica forgotten": 2,
     "replica forgotten without a master": 2,
+    "store put back": 2,
+    "log not mounted": 2,
+    "store of a copy": 1,
 }
 JUMPS_MS = (-365 * 86_400_000, -3_600_000, -5_000, 700, 5_000, 3_600_000, 365 * 86_400_000)
 
@@ -185,6 +190,44 @@ class Faults:
             node = self.world.source.choice(slaves)
             node.wipe()
             self._fault(what, node.name, self._seconds(), self._restart(node))
+
+    # -- what operators and container platforms do to stores ------------------------------------------
+
+    def _store_put_back(self, what: str) -> None:
+        node = self._some_node()
+        if node.up:
+            self.world.later(self.world.source.uniform(0.3, 4.0), self._put_back, what, node, node.snapshot())
+
+    def _put_back(self, what: str, node: Node, copy: Snapshot) -> None:
+        if node.up and not self.stopped and copy.root == node.root:
+            node.crash()
+            node.put_back(copy)
+            self._fault(what, node.name, self._seconds(), self._restart(node))
+
+    def _log_not_mounted(self, what: str) -> None:
+        node = self._some_node()
+        if node.up:
+            self.world.source.choice((node.stop_cleanly, node.crash))()
+            node.unmount_log()
+            self._fault(what, node.name, self._seconds(), self._restart(node))
+
+    def _store_of_a_copy(self, what: str) -> None:
+        """While its master runs, as the pages say: then the copy gets an id of its own."""
+        world = self.world
+        master = world.nodes.get(world.registered)
+        slaves = [
+            one
+            for one in world.nodes.values()
+            if one is not master
+            and one.up
+            and one.role.is_slave
+            and world.network.talk(one.name, world.registered)
+        ]
+        if master is not None and master.awake and not master.role.is_slave and slaves:
+            node = world.source.choice(slaves)
+            node.become_copy(master.snapshot())
+            self._fault(what, node.name, 1.0, lambda: None)
+            world.start_again(node)
 
     # -- disks and clocks ---------------------------------------------------------------------------
 

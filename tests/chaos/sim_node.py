@@ -11,11 +11,12 @@ from its disk and from the wire; `records` is what the simulation knows of it.
 from __future__ import annotations
 
 import threading
+import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitlog.errors import CommitLogError
 from commitlog.kernel.records import NewMessage, encode_host, encode_properties
@@ -30,6 +31,7 @@ from haservice.broker.roles.rules import (
     StartOfMaster,
     command_that_counts,
     may_have_lost_what_it_acknowledged,
+    original_of,
 )
 from haservice.broker.roles.state import Begin, RoleState, Tick, Who
 from haservice.broker.send.durability import Durability, PutStatus
@@ -37,7 +39,7 @@ from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody, ReplicaBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import Replica
+from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.group_transfer import GroupTransferService
@@ -67,6 +69,14 @@ RECORD_S = 1.0
 FALLBEHIND_BYTES_MAX = 256 * 1024 * 1024
 
 
+class Snapshot(NamedTuple):
+    """A copy of a node's volume, and the records in its log."""
+
+    root: Path
+    content: dict[str, bytes]
+    records: list[Record]
+
+
 class Node(Timed):
     """One broker.  `up`: its process runs.  All else of a life is made by boot() and gone with it."""
 
@@ -94,6 +104,8 @@ class Node(Timed):
         """Why it does not start; empty when it does."""
         self.records: list[Record] = []
         """Those that lie whole in its log, in order; of a node that is down, as it was when it went."""
+        self.is_witness = True
+        """Whether its volume is the one that acknowledged, or a master has told it since what it had acknowledged."""
         self.link: SlaveEnd | None = None
         self.ends: list[MasterEnd] = []
 
@@ -159,7 +171,11 @@ class Node(Timed):
         self.role = in_force.role
         if self.role.is_slave and (pledge := self.lineage.state.pledge) is not None:
             self.world.gave_way(self, pledge.broker_addr)
-        heard = Heard() if self.role.is_slave else self.ask_peers()
+        heard = self.ask_peers()
+        state = self.lineage.state
+        if original := original_of(state.replica_id, self.name, heard.peers, is_slave=self.role.is_slave):
+            self.world.note("{} is a copy of {}, and gets an id of its own", self.name, original)
+            self.lineage.update(replica_id=uuid.uuid4().hex, replicas={}, command=None, handing_over=None)
         self.store = Store.open(
             self.options(self.role), store_host=STORE_HOST, clock_ms=self.clock_ms, files=self.files
         )
@@ -190,6 +206,8 @@ class Node(Timed):
             booted_anew=self.lineage.booted_anew,
             flushes_at_once=self.flush_type is FlushDiskType.SYNC_FLUSH,
             sync_master=self.role is BrokerRole.SYNC_MASTER,
+            had_end=self.store.recovery.had_end,
+            has_own_marks=self.store.checkpoint.positions.known is not None,
         )
         self.roles.begin(Begin(heard, start))
         if self.roles.state.broken:
@@ -273,6 +291,10 @@ class Node(Timed):
         self.call_back()
         return listed
 
+    def acked_by(self, slave: SlaveHello) -> int:
+        known = self.lineage.state.replicas.get(slave.replica_id)
+        return known.offset if known is not None else -1
+
     def call_back(self) -> None:
         """Slaves that have to be given the present list dial again."""
         for end in self.following():
@@ -332,6 +354,35 @@ class Node(Timed):
         self.boots += 1
         self.machines += 1
         self.file_role = BrokerRole.SLAVE
+
+    def snapshot(self) -> Snapshot:
+        """A copy of its volume as it is now, lineage and all."""
+        return Snapshot(self.root, self.disk.copy(), list(self.records))
+
+    def put_back(self, copy: Snapshot) -> None:
+        """Its volume is replaced by an older copy of itself, and mounted; its process is down."""
+        assert not self.up
+        self.disk.put_back(copy.content)
+        self.boots += 1
+        self._has_another_log(copy.records)
+
+    def become_copy(self, copy: Snapshot) -> None:
+        """Another machine takes its place, as a slave, with a copy of another node's store."""
+        self.wipe()
+        was, now = str(copy.root), str(self.root)
+        self.disk.put_back({path.replace(was, now, 1): data for path, data in copy.content.items()})
+        self.disk.directories.update(str(one) for path in self.disk.files for one in Path(path).parents)
+        self._has_another_log(copy.records)
+
+    def unmount_log(self) -> None:
+        """The disk of its log is not there at the next start."""
+        assert not self.up
+        self.disk.remove_below(str(self.options(self.file_role).log_path))
+        self._has_another_log([])
+
+    def _has_another_log(self, records: list[Record]) -> None:
+        self.is_witness = False
+        self.world.has_another_log(self, records)
 
     def stop_cleanly(self) -> None:
         if not self.up:
@@ -519,8 +570,12 @@ class Node(Timed):
             booted_anew=self.lineage.booted_anew,
             flushes_at_once=self.flushes,
         )
-        whole_from = OFFSET_MAX if lost else self.lineage.state.whole_from
-        self.lineage.update(boot_id=self.lineage.boot, whole_from=whole_from)
+        log, state = self.store.log, self.lineage.state
+        changes = {"whole_from": OFFSET_MAX} if lost else {}
+        if lacks_its_log(state, LogSpan(log.start, log.end)) or self.store.recovery.had_end > log.end:
+            changes = without_its_log(state)
+            self.world.note("{} lacks its log from {} on", self, log.end)
+        self.lineage.update(boot_id=self.lineage.boot, **changes)
         self.link = SlaveEnd(self)
         self.after(self.world.source.uniform(0.0, 0.05), self.link.look_up_master)
 

@@ -413,6 +413,26 @@ class World:
         self.note("{} has a new, empty disk", node)
         self._void_unheld(lost, "node gone")
 
+    def has_another_log(self, node: Node, records: list[Record]) -> None:
+        """An operator has put another log in a node's place: what it lacks is gone from there, flushed or not."""
+        before, node.records = node.records, list(records)
+        kept = set(map(id, records))
+        lost = [one for one in before if id(one) not in kept]
+        for record in lost:
+            if node.machine in record.flushed:
+                del record.flushed[node.machine]
+                record.replaced[node.machine] = None
+        for record in records:
+            record.held.setdefault(node.machine, self.now_s)
+        self.note("{} has another log, and lacks {} records", node, len(lost))
+        self._void_unheld(lost, "store put back")
+        # A master alone answered OK: what happens to its volume is its own affair.
+        self.void([one for one in lost if one.promised and not one.told], "store put back")
+
+    def _nobody_knows(self, record: Record) -> bool:
+        """Whether a node had it whose volume was put back, and who has not heard a master since."""
+        return any(not one.is_witness and one.machine in record.held for one in self.nodes.values())
+
     def _void_unheld(self, lost: list[Record], why: str) -> None:
         """What nobody holds any more by the faults alone is promised no longer.
 
@@ -495,6 +515,7 @@ class World:
             record
             for record in lacked
             if forced
+            or self._nobody_knows(record)
             or self._is_written_off(record, before, self.written_off)
             or (
                 not record.told

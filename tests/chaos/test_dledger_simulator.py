@@ -36,7 +36,7 @@ def test_no_seed_breaks_a_rule() -> None:
     assert count["elections"] > 2 * SEEDS
     assert count["cuts"] > 0
     assert count["mended"] > 0
-    assert len([name for name in count if name.startswith("times ")]) == 17
+    assert len([name for name in count if name.startswith("times ")]) == 19
 
 
 def test_a_seed_is_the_same_in_every_run() -> None:

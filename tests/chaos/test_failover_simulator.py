@@ -49,7 +49,7 @@ def test_no_seed_breaks_a_rule() -> None:
     assert count["acknowledged"] > 100 * SEEDS
     assert count["epochs"] > 2 * SEEDS
     assert count["seeds that wait for an operator"] < SEEDS / 15
-    assert len([name for name in count if name.startswith("times ")]) == 16
+    assert len([name for name in count if name.startswith("times ")]) == 24
 
 
 def test_a_seed_is_the_same_in_every_run() -> None:
@@ -708,11 +708,13 @@ def test_a_slave_that_was_started_again_keeps_what_it_may_have_promised() -> Non
         story.ends_well()
 
 
-def test_a_promise_is_kept_when_the_coordinator_is_back() -> None:
+@pytest.mark.parametrize("outage_s", [3.0, 7.0])
+def test_a_promise_is_kept_when_the_coordinator_is_back(outage_s: float) -> None:
+    """After 3 s the slave still has its session, and need not wait for a new one."""
     for seed in range(1, 9):
         story = Story(Mode(2, 0, 1000, failsafe=True), seed)
         story.world.coordinator_up = False
-        story.on(7.0)
+        story.on(outage_s)
         story.world.cut_off.add("a")
         story.world.coordinator_up = True
         story.on(12.0)
@@ -728,7 +730,7 @@ def test_what_a_master_takes_by_a_promise_is_on_its_slave() -> None:
         story.world.cut_off.add("a")
         story.world.coordinator_up = True
         story.serving(story.b)
-        assert story.world.clock.now_s - story.world.last_ok_s < 2.0
+        assert story.world.clock.now_s - story.world.last_ok_s < 4.0
         assert story.world.count["acknowledged and lost in ASYNC_MASTER"] == 0
         story.on(3.0)
         story.ends_well()

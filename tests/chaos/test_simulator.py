@@ -321,3 +321,81 @@ def test_a_connection_that_was_to_break_after_some_bytes_does_not_once_all_is_he
         assert [one.is_open for one in connections] == [True, True]
         for node in world.nodes.values():
             node.crash()
+
+
+def level(simulation: Simulation, count: int) -> None:
+    """The master has as many more messages, and its slaves, too."""
+    master, world = simulation.world.nodes["a"], simulation.world
+    answers: list[str] = []
+    for number in range(count):
+        key = f"k{master.store.log.end}"
+        master.send("TopicTest", 0, b"%d" % number * 100, key, lambda status, _: answers.append(status))
+    world.clock.run_until(world.clock.now_s + 1.0)
+    assert answers == ["OK"] * count
+    assert {node.store.log.end for node in world.nodes.values()} == {master.store.log.end}
+
+
+def taken(node: Node) -> bool:
+    return node.up and not node.role.is_slave and not node.roles.state.held
+
+
+@pytest.mark.parametrize("kill", [Node.stop_cleanly, Node.crash])
+def test_a_master_whose_log_is_not_mounted_takes_it_back(
+    tmp_path: Path, kill: Callable[[Node], None]
+) -> None:
+    simulation = begun(tmp_path, slaves=1)
+    world, master, slave = simulation.world, simulation.world.nodes["a"], simulation.world.nodes["b"]
+    with virtual(world.clock):
+        level(simulation, 20)
+        end = master.store.log.end
+        kill(master)
+        master.unmount_log()
+        slave.crash()
+        master.boot()
+        world.clock.run_until(world.clock.now_s + 10.0)
+        assert not taken(master)
+        slave.boot()
+        world.clock.run_until(world.clock.now_s + 10.0)
+        assert taken(master)
+        assert master.store.log.end == slave.store.log.end == end
+        assert not world.verdicts
+        master.crash()
+        slave.crash()
+
+
+def test_a_master_that_is_put_back_takes_back_what_its_slave_has(tmp_path: Path) -> None:
+    simulation = begun(tmp_path, slaves=1)
+    world, master, slave = simulation.world, simulation.world.nodes["a"], simulation.world.nodes["b"]
+    with virtual(world.clock):
+        level(simulation, 5)
+        copy = master.snapshot()
+        level(simulation, 20)
+        end = master.store.log.end
+        master.crash()
+        master.put_back(copy)
+        master.boot()
+        world.clock.run_until(world.clock.now_s + 10.0)
+        assert taken(master)
+        assert master.store.log.end == slave.store.log.end == end
+        assert not world.verdicts
+        master.crash()
+        slave.crash()
+
+
+def test_a_slave_that_is_put_back_hears_from_its_master_that_it_is_not_whole(tmp_path: Path) -> None:
+    simulation = begun(tmp_path, slaves=1)
+    world, master, slave = simulation.world, simulation.world.nodes["a"], simulation.world.nodes["b"]
+    with virtual(world.clock):
+        level(simulation, 5)
+        copy = slave.snapshot()
+        level(simulation, 20)
+        end = master.store.log.end
+        slave.crash()
+        world.clock.run_until(world.clock.now_s + 3.0)  # the master writes down how far it came
+        slave.put_back(copy)
+        slave.boot()
+        world.clock.run_until(world.clock.now_s + 3.0)
+        assert slave.lineage.state.whole_from == slave.store.log.end == end
+        assert not world.verdicts
+        master.crash()
+        slave.crash()

@@ -185,6 +185,9 @@ def test_the_slave_is_made_the_new_master_by_its_properties_file(pair: ScratchPa
     assert not (pair.store("broker-a-s") / "abort").exists()
     pair.start_broker("broker-a-s", brokerRole="ASYNC_MASTER", brokerId="0")
     assert load_broker(pair.root / "broker-a-s.properties").broker.broker_id == 0
+    command = ["failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes"]
+    counted = CliRunner().invoke(main, command)
+    assert counted.exit_code == 0, counted.output
     wait_until(lambda: brokers_in_route(ask) == {0: pair.slave_addr}, "producers are sent to the new master")
     send_ok(pair.slave_addr, numbered(700, 1000))
     assert read(ask, pair.slave_addr) == numbered(0, 1000)

@@ -209,6 +209,40 @@ def test_a_switchover_hands_over_what_is_kept_beside_the_log(make_pair: MakePair
     assert answer.ext["offset"] == "7"
 
 
+def test_a_group_that_was_ahead_of_a_new_master_gets_what_takes_the_lost_numbers(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    """Its consumers had read a tail that died with the old master."""
+    pair = make_pair("ASYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 40))
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
+    for queue_id, offset in ((0, 27), (1, 13)):
+        header = UpdateConsumerOffsetHeader("GROUP", TOPIC, queue_id, offset)
+        ask.tell(pair.master_addr, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    wait_until(lambda: committed(ask, pair.slave_addr) == ["27", "13"], "the slave has the offsets")
+    pair.processes["broker-a"].kill()
+    promote(ask, pair.slave_addr, why="failover")
+    wait_until(lambda: is_role(ask, pair.slave_addr, "ASYNC_MASTER"), "the slave is the master")
+    assert committed(ask, pair.slave_addr) == ["20", "13"]
+    told = (pair.root / "broker-a-s.log").read_text()
+    assert "group=GROUP queues=1 messages=7 largest: topic=Walks queue=0 offset=27 queue_end=20" in told
+
+
+def committed(ask: MQAdmin, addr: str) -> list[str]:
+    """The group's offsets in both queues."""
+    asked = (
+        ask.call(
+            addr,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {"consumerGroup": "GROUP", "topic": TOPIC, "queueId": str(queue_id)},
+        )
+        for queue_id in range(QUEUES)
+    )
+    return [answer.ext.get("offset", "") for answer in asked]
+
+
 def test_the_old_master_comes_back_alone_and_steps_down(make_pair: MakePair, admin: Ask) -> None:
     """It was killed with messages that its slave never got: they go, kept aside, and nothing else."""
     pair = make_pair("ASYNC_MASTER")
@@ -257,7 +291,9 @@ def test_an_old_master_that_runs_on_is_told_and_gives_way(make_pair: MakePair, a
     assert_equal_logs(pair, ask, pair.slave_addr)
 
 
-def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePair, admin: Ask) -> None:
+def test_a_slave_that_its_file_makes_a_master_is_counted_as_one_that_is_promoted(
+    make_pair: MakePair, admin: Ask
+) -> None:
     pair = make_pair()
     ask = admin(pair)
     start_with_topic(pair, ask)
@@ -269,6 +305,11 @@ def test_a_slave_that_its_file_makes_a_master_begins_an_epoch(make_pair: MakePai
     pair.start_broker("broker-a-s", brokerRole="SYNC_MASTER", brokerId="0")
     found = lineage(ask, pair.slave_addr)
     assert found is not None
+    assert "epoch 1 was another broker's" in found.held
+    assert found.held.endswith(f"mqadmin failover -b broker-a --to {pair.slave_addr}")
+    (refused,) = send(pair.slave_addr, [b"too early"])
+    assert refused.status == "SERVICE_NOT_AVAILABLE"
+    found = promote(ask, pair.slave_addr, min_epoch=1000, why="as the text says")
     assert [(one.epoch, one.start) for one in found.epochs] == [(1, 0), (1000, end)]
     assert found.epoch_master == found.replica_id
     assert (found.role, found.role_from) == ("SYNC_MASTER", "file")
@@ -301,7 +342,8 @@ def test_a_role_by_command_stands_until_the_file_says_another_one(make_pair: Mak
     pair.start_broker("broker-a", brokerRole="ASYNC_MASTER", brokerId="0")
     found = lineage(ask, pair.master_addr)
     assert found is not None
-    assert (found.role, found.role_from, found.epoch) == ("ASYNC_MASTER", "file", 2000)
+    assert (found.role, found.role_from, found.epoch) == ("ASYNC_MASTER", "file", 1000)
+    assert "epoch 1000 was another broker's" in found.held
     assert "is dropped" in pair.processes["broker-a"].output()
 
 

@@ -30,12 +30,15 @@ members = st.builds(
     *([numbers] * 4),
     st.booleans(),
     st.text(),
+    lost_power=st.booleans(),
+    reached=numbers,
 )
+told = st.dictionaries(st.text(), st.builds(Mark, numbers, numbers), max_size=3)
 
 
 @given(
     st.builds(Leaseholder, st.text(), numbers, st.text()),
-    st.builds(Status, st.text(), numbers, numbers, st.booleans(), st.booleans()),
+    st.builds(Status, st.text(), numbers, numbers, st.booleans(), st.booleans(), told),
     st.builds(Settings, st.floats(1, 60), st.floats(0.1, 9), numbers, st.booleans(), st.booleans()),
     st.builds(Voters, st.frozensets(st.text()), st.integers(0, 9), numbers),
     st.lists(members, max_size=3, unique_by=lambda one: one.replica_id),

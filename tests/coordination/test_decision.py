@@ -25,6 +25,7 @@ from haservice.coordination.cluster import (
 )
 from haservice.coordination.coordinator import ABSENT, Transaction, Versioned
 from haservice.coordination.decision import (
+    Action,
     AskPromises,
     Block,
     CountBy,
@@ -37,12 +38,14 @@ from haservice.coordination.decision import (
     give_back,
 )
 from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
+from haservice.coordination.rounds import Rounds
 from haservice.coordination.voters import NEVER, Follower, Voters
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 
 SESSION = OwnSession("b.1/1", 100.0, 5.0)
 VERSIONS = {EPOCH: 7, VOTERS: 8, STATUS: 9, SETTINGS: 10}
+TOLD = {"b": Mark(2000, 50)}
 PAIR = Voters(frozenset("ab"), 1)
 ASYNC = Voters(frozenset("ab"), 0)
 
@@ -78,9 +81,8 @@ def master(
     """Broker b is the master of epoch 2000, and a follows."""
     lease = Leaseholder("b", 2000, SESSION.name)
     found = seen or cluster()
-    found = replace(
-        found, master=lease, epoch=2000, status=Status("b", 2000, 50), versions={**VERSIONS, MASTER: 11}
-    )
+    status, versions = Status("b", 2000, 50, told=TOLD), {**VERSIONS, MASTER: 11}
+    found = replace(found, master=lease, epoch=2000, status=status, versions=versions)
     follows = {"a": Follower(50)} if followers is None else followers
     own = Own(member("b", epoch=2000), opened=2000, counts=found.voters, base=40, followers=follows)
     return replace(LeaseFacts(102.0, own, found, True, SESSION), **more)
@@ -167,7 +169,9 @@ def test_a_master_that_is_to_hand_over_takes_nothing_and_gives_the_lease_once_th
     given = taken(decide(asked(master(), is_held=True)))
     assert (given.deletes, given.bound) == ({MASTER}, {REQUEST})
     assert given.expects.items() >= {MASTER: 11, REQUEST: 12}.items()
-    assert decode({STATUS: Versioned(given.puts[STATUS], 1)}).status == Status("b", 2000, 50, is_final=True)
+    assert decode({STATUS: Versioned(given.puts[STATUS], 1)}).status == Status(
+        "b", 2000, 50, is_final=True, told=TOLD
+    )
 
 
 def test_a_switchover_to_nobody_or_for_too_long_is_dropped_and_the_master_goes_on() -> None:
@@ -264,9 +268,123 @@ def test_who_is_no_voter_takes_no_lease() -> None:
 def test_the_last_master_may_go_on_without_hearing_anybody() -> None:
     facts = three(member("c", end=10))
     assert facts.seen is not None
-    assert why_not(replace(facts, seen=replace(facts.seen, status=Status("b", 1000, 60)))) == ""
+    assert why_not(replace(facts, seen=replace(facts.seen, status=Status("b", 1000, 50)))) == ""
     lost = replace(facts.own, member=replace(facts.own.member, is_whole=False))
     assert "went down" in why_not(replace(facts, own=lost))
+
+
+def told_of(facts: LeaseFacts, **places: Mark) -> LeaseFacts:
+    """The coordinator remembers these places."""
+    assert facts.seen is not None
+    status = Status("a", 1000, 50, told=places)
+    return replace(facts, seen=replace(facts.seen, status=status))
+
+
+def test_who_has_less_than_it_acknowledged_takes_no_lease_but_by_force() -> None:
+    told = "by what the coordinator remembers it had acknowledged up to 60 of epoch 1000"
+    facts = told_of(candidate(cluster()), b=Mark(1000, 60))
+    assert told in why_not(facts)
+    assert why_not(told_of(facts, b=Mark(1000, 50))) == ""
+    assert "up to 10 of epoch 2000" in why_not(told_of(facts, b=Mark(2000, 10)))
+    last_master = replace(facts, seen=cluster(status=Status("b", 1000, 60)))
+    assert told in why_not(last_master), "an older version told its end"
+    request = MasterRequest("b", kind="failover", force=True)
+    seen = replace(facts.seen or cluster(), request=request, versions={**VERSIONS, REQUEST: 12})
+    assert why_not(replace(facts, seen=seen)) == ""
+
+
+def test_who_has_less_than_it_acknowledged_is_not_heard() -> None:
+    facts = told_of(three(member("c", end=40)), c=Mark(1000, 45))
+    assert "and 1 are" in why_not(facts)
+    assert why_not(told_of(facts, c=Mark(1000, 40))) == ""
+    following = told_of(three(member("c", end=40, state="follows")), c=Mark(1000, 45))
+    assert why_not(following) == "", "what it tells of itself is older than what its master tells of it"
+
+
+def test_an_epoch_that_a_log_has_reached_counts_before_its_first_byte() -> None:
+    """Its log was cut to where the epoch begins: it acknowledged more in the one before, and nobody needs that."""
+    cut = Own(member("b", end=40, epoch=1000, reached=2000))
+    assert why_not(told_of(candidate(cluster(), cut), b=Mark(1000, 45))) == ""
+    assert "has more: up to 90" in why_not(candidate(cluster(member("a", end=90)), Own(member("b", end=40))))
+
+
+def test_a_last_master_that_has_less_than_another_one_leaves_it_the_lease() -> None:
+    other = cluster(member("c", end=90), status=Status("b", 1000, 50))
+    assert "replica c at  has more: up to 90" in why_not(candidate(other)), "voter or not"
+
+
+def test_who_is_the_first_by_its_file_is_it_only_if_nobody_connected_has_more() -> None:
+    """Its file may be that of a master that a command replaced."""
+    first = Own(member("b", sealed=-1), may_be_first=True)
+    new = {"epoch": -1, "voters": Voters(), "status": None, "versions": {}}
+    assert why_not(candidate(cluster(member("c", sealed=-1), **new), first)) == ""
+    more = cluster(member("c", 51, sealed=-1), **new)
+    assert "replica c at  has more: up to 51" in why_not(candidate(more, first))
+
+
+def test_who_is_no_voter_takes_the_lease_if_it_has_more_than_the_voters() -> None:
+    """The coordinator is one of older voters."""
+    voters = Voters(frozenset("ac"), 1)
+    assert why_not(candidate(cluster(member("c", end=40), voters=voters))) == ""
+    assert "voter c at  has as much" in why_not(candidate(cluster(member("c"), voters=voters)))
+    assert "0 are" in why_not(candidate(cluster(member("c", end=40, sealed=0), voters=voters)))
+    taken_with = decode_voters(decide(candidate(cluster(member("c", end=40), voters=voters))))
+    assert taken_with.ids == frozenset("abc")
+
+
+def decode_voters(decision: Decided) -> Voters:
+    return decode({VOTERS: Versioned(taken(decision).puts[VOTERS], 1)}).voters
+
+
+class Idle:
+    """A broker that has just started."""
+
+    def now_s(self) -> float:
+        return 100.0
+
+    def now_ms(self) -> int:
+        return 0
+
+    def own(self) -> Own:
+        return Own(member("b"))
+
+    def act(self, action: Action) -> None:
+        raise AssertionError(action)
+
+
+def test_who_has_just_started_may_have_promised_something() -> None:
+    assert Rounds(Idle(), "b.1").facts().promised_until_s == 100.0 + Settings().ttl_s
+
+
+def test_a_session_that_is_new_takes_no_lease_before_others_can_have_theirs() -> None:
+    fresh = replace(SESSION, opened_s=100.0)
+    assert "its session is new" in why_not(candidate(cluster(), session=fresh))
+    assert why_not(candidate(cluster(), session=fresh, now_s=105.0)) == ""
+    assert why_not(candidate(cluster(status=Status("b", 1000, 50)), session=fresh)) == "", (
+        "nobody was master since"
+    )
+
+
+def dark(name: str, end: int = 50, **more: Any) -> MemberState:
+    """Its machine went down."""
+    return member(name, end, is_whole=False, lost_power=True, **more)
+
+
+def test_after_a_power_cut_the_longest_log_leads_once_all_voters_are_there() -> None:
+    me = Own(dark("b"))
+    assert "its machine went down" in why_not(candidate(cluster(), me)), "a may have more"
+    facts = candidate(cluster(dark("a", 45)), me)
+    assert why_not(facts) == ""
+    decision = decide(facts)
+    assert "a power cut left too few whole logs" in decision.alarm
+    assert "a 45, b 50" in decision.alarm
+    assert "its machine went down" in why_not(candidate(cluster(dark("a", 55)), me))
+    assert "its machine went down" in why_not(candidate(cluster(dark("a", 45, sealed=0)), me)), "it may grow"
+    assert why_not(candidate(cluster(member("a", 45)), me)) != "", "a is whole, and has every OK"
+    emptied = replace(member("a", 0), is_whole=False)
+    assert "its machine went down" in why_not(candidate(cluster(emptied), me)), "an operator decides"
+    longer = cluster(dark("a", 45), replace(member("c", 70), is_whole=False))
+    assert "has more, and its log does not count" in why_not(candidate(longer, me))
 
 
 def test_another_process_of_our_replica_id_keeps_us_from_the_lease() -> None:
@@ -450,10 +568,10 @@ def test_a_master_that_goes_on_writes_that_once_more_when_it_takes_the_lease() -
     facts = replace(master(seen, now_s=200.0), seen=seen)
     decision = decide(facts)
     assert decision.actions == (Serve(2000, math.inf),)
-    assert status_in(decision) == replace(goes_on, epoch=3000)
+    assert status_in(decision) == replace(goes_on, epoch=3000, told=TOLD)
     resumed = replace(facts, seen=replace(seen, settings=Settings()))
     assert isinstance(decide(resumed).actions[0], Block)
-    assert status_in(decide(resumed)) == Status("b", 3000, 50)
+    assert status_in(decide(resumed)) == Status("b", 3000, 50, told=TOLD)
 
 
 def test_who_went_on_and_has_not_begun_its_epoch_goes_on_no_more_when_it_gives_the_lease_back() -> None:
@@ -518,7 +636,7 @@ def test_a_clean_stop_leaves_the_true_end_and_no_lease() -> None:
     assert transaction is not None
     assert transaction.deletes == {MASTER}
     status = decode({STATUS: Versioned(transaction.puts[STATUS], 1)}).status
-    assert status == Status("b", 2000, 50, is_final=True)
+    assert status == Status("b", 2000, 50, is_final=True, told=TOLD)
     assert give_back(candidate(cluster())) is None
 
 

@@ -264,8 +264,12 @@ def test_who_waits_when_a_node_stops_is_told_and_what_came_of_it_is_open(group: 
 
 def test_a_vote_that_cannot_be_saved_is_never_given_and_ends_the_member(group: Group) -> None:
     """n2 would decide the election, and its disk keeps no vote."""
-    group.files["n2"].fail("rename", errno.EIO, after=1)  # the checkpoint of the first start
-    group.boot("n2", "n0")
+    group.boot("n0", "n1", "n2")
+    group.leader()
+    group.stop("n0", "n1", "n2")
+    group.boot("n2")
+    group.files["n2"].fail("rename", errno.EIO)
+    group.boot("n0")
     wait_until(lambda: group.failures, "n2 ends")
     assert [thread for thread, _ in group.failures] == ["dledger-loop"]
     assert group.up["n2"].append([b"x"]).result(ANSWER_S).code is DLedgerResponseCode.TERM_CHANGED
@@ -310,8 +314,12 @@ def test_a_leader_that_cannot_read_what_it_has_to_push_ends_and_another_leads(gr
 
 def test_a_member_that_takes_connections_and_says_nothing_delays_nobody(group: Group) -> None:
     """Stock before 2020-02 waited for its votes and heartbeats one after the other."""
+    group.boot("n0", "n1", "n2")
+    group.leader()
+    group.stop("n0", "n1", "n2")
     host, _, port = group.peers["n2"].rpartition(":")
     with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         silent.bind((host, int(port)))
         silent.listen()
         group.boot("n0", "n1")
@@ -371,6 +379,7 @@ def test_the_owner_hears_that_leadership_is_lost_before_it_hears_what_another_le
     made = shell.NodeShell(
         MemberSettings("group", "n0", {"n0": "127.0.0.1:1"}),
         lambda index, asked: OneStep([RoleIs(MemberRole.FOLLOWER, 4, "n1"), CommittedTo(7)]),  # type: ignore[arg-type, return-value]
+        None,  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
         committed_index=3,
         appended=lambda: None,

@@ -652,3 +652,22 @@ def test_a_pull_is_unsupported_and_answered() -> None:
     answer = driven.ask(PullEntriesRequest(group="g", remote_id="n0"))
     assert answer is not None
     assert answer.result is Code.UNSUPPORTED
+
+
+def test_a_follower_that_acknowledges_nothing_owes_it() -> None:
+    """check said that it is level: it answers heartbeats, and few entries were appended."""
+    driven = leading()
+    driven.step(AppendBodies("one", [b"x"]))
+    driven.on(0.4)
+    owes = {one.peer: one.owes_s for one in driven.member.peers()}
+    assert owes["n1"] > 0.3
+    compares = [ask for ask, _ in driven.pushes(COMPARE)] or [
+        one for one in driven.all if isinstance(one, AskPeer) and one.peer == "n1"
+    ]
+    assert compares
+    answered = leading()
+    answered.step(AppendBodies("one", [b"x"]))
+    (ask, _) = next(pair for pair in answered.pushes(COMPARE) if pair[0].peer == "n1")
+    answered.pushed(ask)
+    answered.on(0.2)
+    assert {one.peer: one.owes_s for one in answered.member.peers()}["n1"] == 0.0

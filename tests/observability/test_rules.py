@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from haservice.broker.metrics.facts import Disk, GroupFacts, TopicFacts, TrafficFacts
+from haservice.broker.metrics.facts import Disk, GroupFacts, MemberFacts, TopicFacts, TrafficFacts
 from haservice.broker.metrics.families import exposition_of
 from haservice.nameserver import monitoring
 from haservice.nameserver.monitoring import NameserverFacts, Presence
@@ -44,6 +44,7 @@ def told() -> set[str]:
         topics=[TopicFacts("T", 1.0, 1.0, 1, 1, 1)],
         groups=[group],
         sample_age_s=1.0,
+        member=MemberFacts("g", "n0", True, 1, 1, ""),
     )
     follower = replace(FACTS, status=replace(STATUS, role="SLAVE", slaves=(), master=LINK))
     namesrv = NameserverFacts("0.5.0", [Presence("C", "broker-a", 0, "a:1", 1.0)], 1, 1, {})

@@ -421,6 +421,15 @@ def test_who_wants_to_know_hears_of_a_link_that_broke_and_not_of_a_dial_that_fai
 
 
 @patient
+def test_whoever_keeps_what_is_beside_the_log_hears_of_each_greeting(a: Broker, b: Broker) -> None:
+    greeted: list[str] = []
+    a.write(100)
+    with a.leads() as ha, b.follows(ha.port, on_greeted=greeted.append):
+        wait_until(lambda: greeted == ["a:10911"], "it is greeted")
+        ha.regreet()
+        wait_until(lambda: greeted == ["a:10911"] * 2, "and greeted again")
+
+
 def test_a_master_that_wants_to_know_hears_of_a_slave_that_is_gone_and_not_of_a_stranger(
     a: Broker, b: Broker
 ) -> None:

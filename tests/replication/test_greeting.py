@@ -9,6 +9,7 @@ import pytest
 from commitlog.errors import CorruptRecord, OffsetNotFound
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, Step
+from haservice.replication.lineage.file import whole_again_from
 from haservice.replication.wire.greeting import (
     Facts,
     GreetingAnswer,
@@ -204,7 +205,7 @@ def test_logs_without_a_common_epoch_are_given_up_by_the_slave() -> None:
             f"mappedFileSizeCommitLog is {128 * MIB} on the slave and {64 * MIB} on",
         ),
         ({"broker_name": "broker-b"}, "brokerName is broker-b, the master's broker-a"),
-        ({"replica_id": "a"}, "state.json is a copy"),
+        ({"replica_id": "a"}, "store is a copy"),
     ],
 )
 def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> None:
@@ -215,7 +216,7 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     # Each is told why.
     seen = greet(master_of(log), slave)
     assert seen.outcome is GreetingOutcome.REFUSED
-    assert words in seen.verdict.reason or "state.json" in seen.verdict.reason
+    assert words in seen.verdict.reason or "store is" in seen.verdict.reason
     for verdict in (body_of(seen.encoded), Verdict(True).encode()):
         with pytest.raises(GreetingRefused, match=words):
             slave.on_verdict(verdict)
@@ -225,7 +226,7 @@ def test_strangers_refuse_each_other(changed: dict[str, object], words: str) -> 
     hello = SlaveHello.decode(hello_in(said.on_hello(body_of(master.hello()))))
     answer = master.answer(replace(hello, **changed).encode())  # type: ignore[arg-type]
     assert (answer.outcome, answer.verdict.again) == (GreetingOutcome.REFUSED, False)
-    assert words.split(maxsplit=1)[0] in answer.verdict.reason or "state.json" in answer.verdict.reason
+    assert words.split(maxsplit=1)[0] in answer.verdict.reason or "store is" in answer.verdict.reason
 
 
 # -- digests ----------------------------------------------------------------------------------------
@@ -355,3 +356,21 @@ def test_a_hello_in_slices(slice_bytes: int) -> None:
     assert list(reports.feed(REPORT.pack(1000))) == [1000]
     assert VERDICT_OFFSET == -2
     assert len(master.answer(block[16:]).encoded) > HEADER_BYTES
+
+
+@pytest.mark.parametrize(("acked", "whole_from"), [(-1, 0), (1000, 0), (1001, 1000)])
+def test_a_slave_hears_how_far_its_acks_went_and_is_not_whole_below(acked: int, whole_from: int) -> None:
+    """Its store was put back from an older copy, and only its master remembers."""
+    verdict = Verdict.decode(Verdict(True, acked=acked).encode())
+    assert verdict.acked == acked
+    assert b"acked" not in Verdict(True).encode()  # as earlier versions say it
+    assert whole_again_from(0, 1000, 1000, verdict.acked) == whole_from
+
+
+def test_nobody_is_told_to_empty_a_slave_with_the_longer_log() -> None:
+    master, slave = Log(bytes_of(800)), Log(bytes_of(1000, 2))
+    refused = greet(master_of(master), slave_of(slave)).verdict.reason
+    assert "reinit" not in refused
+    assert "mqadmin failover -b broker-a --to" in refused
+    shorter = greet(master_of(Log(bytes_of(1000))), slave_of(Log(bytes_of(800, 2)))).verdict.reason
+    assert shorter.index("mqadmin failover") < shorter.index("mqadmin reinit")

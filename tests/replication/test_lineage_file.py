@@ -110,6 +110,17 @@ def test_whether_the_machine_was_started_since(tmp_path: Path, monkeypatch: pyte
     assert not LineageFile(tmp_path).booted_anew
 
 
+def test_without_a_boot_id_every_start_counts_as_another_boot_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lineage_file, "storage_id", lambda _: "")
+    LineageFile(tmp_path).started()
+    caplog.clear()
+    assert LineageFile(tmp_path).booted_anew
+    assert [one.levelname for one in caplog.records] == ["ERROR"]
+    assert "tells no boot id" in caplog.text
+
+
 def test_a_file_of_an_older_version_is_not_taken_for_another_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,9 +32,11 @@ from haservice.coordination.connect import coordinator_at
 from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction
 from haservice.coordination.decision import (
     Action,
+    Alarm,
     AskPromises,
     Block,
     CountBy,
+    Doubt,
     Follow,
     Promote,
     Seal,
@@ -108,6 +110,8 @@ class LeaseKeeper:
         self._leaves = threading.Event()
         self._left = threading.Event()
         self._cause = ""
+        self._alarm = ""
+        """What an operator has to know of how this process became the master."""
         self.figures = LeaseFigures()
         self._asked: queue.Queue[tuple[MasterRequest, Future[bool]]] = queue.Queue(1)
         self._throttle = LogThrottle()
@@ -233,6 +237,9 @@ class LeaseKeeper:
             office = self._office
             if isinstance(action, Block):
                 self._block(office, action.why)
+            elif isinstance(action, Alarm):
+                self._alarm = action.text
+                logger.error("this broker becomes the master, and messages may be lost why=%s", action.text)
             elif office is None:
                 return
             elif isinstance(action, Serve):
@@ -241,6 +248,11 @@ class LeaseKeeper:
                 office.count_by(action.voters)
             elif isinstance(action, Seal):
                 self._say_trouble("seal", office.seal(action.epoch))
+            elif isinstance(action, Doubt):
+                logger.error(
+                    "the store is an older copy of itself, it counts for no failover why=%s", action.why
+                )
+                self._say_trouble("doubt", office.doubt(action.epoch))
             elif isinstance(action, Follow):
                 self._say_trouble("follow", office.follow(action.master))
             elif isinstance(action, AskPromises):
@@ -361,6 +373,7 @@ class LeaseKeeper:
             "leaseCoordinator": self.where,
             "leaseState": f"{state or 'takes messages'}{paused}",
             "leaseWhyNot": rounds.why,
+            "leaseAlarm": self._alarm if facts.own.opened >= 0 else "",
             "leaseMaster": f"{master.broker_addr} epoch {master.epoch}" if master is not None else "",
             "leaseSecondsLeft": f"{self.shown().left_s:.1f}",
             "leaseTakenNotBefore": f"{max(facts.promised_until_s - facts.now_s, 0.0):.1f}",

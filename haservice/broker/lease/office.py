@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from haservice.broker.roles.peers import Peers
 from haservice.broker.roles.rules import role_wanted
 from haservice.broker.roles.state import BeginEpoch, Order, SealLog
 from haservice.configuration.settings import BrokerRole, NodeConfig
-from haservice.coordination.cluster import Leaseholder, MemberState
+from haservice.coordination.cluster import FOLLOWS, Leaseholder, MemberState
 from haservice.coordination.facts import Own
 from haservice.coordination.gate import LEASE_HOLDER
 from haservice.coordination.voters import Follower, Voters
@@ -32,7 +32,8 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import FollowHeader, LeaveLeaseHeader
 from haservice.remoting.json_body import JSONBody
-from haservice.replication.lineage.file import LineageFile, LineageState
+from haservice.replication.lineage.epochs import Mark
+from haservice.replication.lineage.file import LineageFile, LineageState, without_its_log
 from haservice.replication.master.progress import slaves_needed
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
@@ -131,11 +132,13 @@ class Office:
             joined=kept.joined,
             sealed=kept.sealed,
             is_whole=end >= kept.whole_from,
+            lost_power=kept.lost_power and end < kept.whole_from,
+            reached=_reached(kept, end),
             unfit=self._unfit(),
             broker_addr=broker.config.broker_addr,
             ha_addr=broker.config.ha_server_addr,
             role=broker.config.broker.role.value,
-            state="master" if opened >= 0 else "follows" if follows >= 0 else "waits",
+            state="master" if opened >= 0 else FOLLOWS if follows >= 0 else "waits",
             version=__version__,
         )
         link = status.master
@@ -150,6 +153,7 @@ class Office:
             self._base(end),
             {one.replica_id: _follower(one) for one in status.slaves if _follows(one)},
             is_held,
+            _told(kept, status.slaves) if opened >= 0 else {},
         )
 
     def _base(self, end: int) -> int:
@@ -190,6 +194,14 @@ class Office:
     def seal(self, epoch: int) -> str:
         """Why the log is not sealed yet; "" if it is, durably."""
         return self._ordered(SealLog(epoch), SEAL_SECONDS)
+
+    def doubt(self, epoch: int) -> str:
+        """Writes down that our log is an older copy of itself, while `epoch` is the newest; why it cannot."""
+        try:
+            self.broker.lineage.update(**without_its_log(self.kept, epoch))
+        except OSError as error:
+            return f"it cannot be written down that the log is an older copy: {error}"
+        return ""
 
     def begin_epoch(self, epoch: int, until_s: float, why: str) -> str:
         """Begins an epoch, which may take a while; why it cannot."""
@@ -255,6 +267,22 @@ class Office:
         except (FutureTimeout, CancelledError):
             return "no answer yet"
         return ""
+
+
+def _reached(kept: LineageState, end: int) -> int:
+    """The newest epoch whose start a log that ends at `end` has reached."""
+    last = kept.lineage.up_to(end).last
+    return last.number if last is not None else -1
+
+
+def _told(kept: LineageState, slaves: Iterable[SlaveStatus]) -> dict[str, Mark]:
+    """How far the replicas' logs have been in our epoch: of those that follow, and of those that are gone."""
+    last = kept.lineage.last
+    began_ms = last.began_ms if last is not None else 0
+    ends = {name: one.offset for name, one in kept.replicas.items() if one.seen_ms >= began_ms}
+    for one in filter(_follows, slaves):
+        ends[one.replica_id] = max(one.ack, ends.get(one.replica_id, -1))
+    return {name: Mark(_reached(kept, end), end) for name, end in ends.items() if end >= 0}
 
 
 def _follows(slave: SlaveStatus) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from haservice.broker.roles.peers import Heard
-from haservice.broker.roles.rules import RoleInForce, slave_id
+from haservice.broker.roles.rules import RoleInForce, lineage_of, slave_id
 from haservice.configuration.settings import BrokerRole
+from haservice.replication.lineage.epochs import Lineage, Mark
 from haservice.replication.lineage.file import LineageState, RoleCommand
 
 
@@ -25,6 +26,35 @@ def leads(kept: LineageState) -> bool:
     """
     last = kept.lineage.last
     return last is not None and last.master == kept.replica_id and not kept.seals_out(last.number)
+
+
+def why_not_first(kept: LineageState, end: int, own_addr: str, heard: Heard) -> str:
+    """Why a broker that is the master by its file is not the first one by a new coordinator; "" if it may be.
+
+    The file may be that of a master that a command replaced.
+    """
+    mine = _place(kept.lineage, end)
+    for one in heard.peers:
+        if one.broker_addr == own_addr or one.replica_id == kept.replica_id:
+            continue
+        theirs = _place(lineage_of(one), one.log_end)
+        if not one.is_master and theirs <= mine:
+            continue
+        what = (
+            "is a master"
+            if one.is_master
+            else f"has more: its log ends at {theirs.end}, this one at {mine.end}"
+        )
+        return (
+            f"{one.broker_addr} {what}; whoever has the newest log has to be the master by its brokerRole when the"
+            " brokers get a coordinator, and the others slaves"
+        )
+    return ""
+
+
+def _place(lineage: Lineage, end: int) -> Mark:
+    reached = lineage.up_to(end).last
+    return Mark(reached.number if reached is not None and end else -1, end)
 
 
 def with_free_id(role: RoleInForce, own_addr: str, heard: Heard) -> RoleInForce:

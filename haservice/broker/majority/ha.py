@@ -19,6 +19,8 @@ from haservice.dledger.member import PeerProgress
 from haservice.replication.status import HAStatus, Lack, MasterLinkStatus, NotInSync, SlaveStatus
 from haservice.replication.wire.protocol import MasterState, SlaveState
 
+# So long a member may owe an acknowledgement, and count as level.
+OWES_S_MAX = 5.0
 # By then a leader has registered itself, whoever was registered before.
 SETTLES_S = 10.0
 
@@ -89,10 +91,12 @@ class MajorityHA:
             status.committed_index,
             member.node.store.end_index,
             member.failure,
+            not member.look.not_whole,
+            bool(member.refuses_cut),
         )
 
     def _slave(self, one: PeerProgress) -> SlaveStatus:
-        member, store = self.member, self.member.node.store
+        store = self.member.node.store
         end, reached = store.end, 0
         if one.match_index != NONE:
             try:
@@ -100,11 +104,6 @@ class MajorityHA:
             except CommitLogError:  # expired, or cut a moment ago
                 reached = store.data.start
         lag = max(0, end - reached)
-        lack: Lack | None = None
-        if not one.is_live:
-            lack = Lack(NotInSync.SILENT, (member.settings.patience_s,))
-        elif one.lag >= member.settings.transfer_lag_max:
-            lack = Lack(NotInSync.ENTRIES_BEHIND, (one.lag, member.settings.transfer_lag_max))
         return SlaveStatus(
             addr=one.address,
             state=(MasterState.TRANSFER if one.is_live else MasterState.CLOSED).value,
@@ -115,9 +114,24 @@ class MajorityHA:
             lag_bytes=lag,
             lag_seconds=0.0,
             bytes_per_second=0.0,
-            lack=lack,
+            lack=self._lack(one),
             replica_id=one.peer,
         )
+
+    def _lack(self, one: PeerProgress) -> Lack | None:
+        """Why it is not level, the gravest reason first."""
+        settings = self.member.settings
+        if one.refuses_cut:
+            return Lack(NotInSync.REFUSES_CUT, (one.refuses_cut,))
+        if one.trouble:
+            return Lack(NotInSync.NOT_WHOLE, (one.trouble,))
+        if not one.is_live:
+            return Lack(NotInSync.SILENT, (settings.patience_s,))
+        if one.lag >= settings.transfer_lag_max:
+            return Lack(NotInSync.ENTRIES_BEHIND, (one.lag, settings.transfer_lag_max))
+        if one.owes_s > OWES_S_MAX:
+            return Lack(NotInSync.ACKNOWLEDGES_NOTHING, (one.owes_s,))
+        return None
 
     def _link(self, leader_id: str | None) -> MasterLinkStatus:
         member = self.member

@@ -26,11 +26,19 @@ from haservice.deadline import Deadline
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.events import MemberRole
 from haservice.remoting.headers.clients import ExtHeader
-from haservice.remoting.headers.lineage import OF_GROUP, LineageBody, SwitchoverBody, SwitchoverHeader
+from haservice.remoting.headers.lineage import (
+    OF_GROUP,
+    LineageBody,
+    PromoteHeader,
+    SwitchoverBody,
+    SwitchoverHeader,
+)
 from haservice.remoting.json_body import JSONBody
 
 # How often it looks, whatever the member says.
 _LOOK_S = 1.0
+# So long a member that leads by force has to be elected, and to commit an entry.
+_FORCE_S = 8.0
 # Why a member was not handed the leadership, where the code's name does not say it.
 _WHY_NOT = {
     DLedgerResponseCode.FALL_BEHIND_TOO_MUCH: "it does not answer, or has too many entries to fetch: see "
@@ -126,6 +134,7 @@ class MajorityKeeper:
         member, status = self._member, self._member.status
         settings = member.settings
         behind = {one.peer: one.lag for one in member.peers()}
+        look = member.look
         return {
             "brokerRole": self.role.role.value,
             "roleFrom": OF_GROUP,
@@ -139,7 +148,12 @@ class MajorityKeeper:
             "dLegerCommittedIndex": str(status.committed_index),
             "dLegerEndIndex": str(member.node.store.end_index),
             "dLegerEntriesBehind": " ".join(f"{peer}:{lag}" for peer, lag in behind.items()),
-            "dLegerTrouble": member.failure or member.node.resting,
+            "dLegerTrouble": member.failure
+            or member.node.resting
+            or (look.disk if status.leader_id is None else ""),
+            "dLegerNotWhole": look.not_whole,
+            "dLegerRefusesCut": member.refuses_cut,
+            "dLegerLedAlone": look.alone if status.role is MemberRole.LEADER else "",
             "dLegerDamagedEntries": " ".join(map(str, member.damaged)),
         }
 
@@ -150,11 +164,12 @@ class MajorityKeeper:
 
     def ask(self, header: ExtHeader | Order) -> JSONBody:
         """Hands the leadership over.  Raises RequestError if that fails, and for all that a group does itself."""
-        if isinstance(header, SwitchoverHeader):
+        forces = isinstance(header, PromoteHeader) and header.force
+        if forces or isinstance(header, SwitchoverHeader):
             if not self._handing_over.acquire(blocking=False):
                 raise refused("another switchover is under way")
             try:
-                return self._hand_over(header)
+                return self._hand_over(header) if isinstance(header, SwitchoverHeader) else self._force()
             finally:
                 self._handing_over.release()
                 self.wake()
@@ -163,6 +178,20 @@ class MajorityKeeper:
             f"this broker's log is that of the DLedger group {settings.group} ({', '.join(settings.peers)}), which "
             f"elects its master: after a death another member takes over by itself; {self._why()}"
         )
+
+    def _force(self) -> LineageBody:
+        """Leads without the members that are silent.  What only they acknowledged is lost."""
+        member = self._member
+        if member.status.leader_id is not None:
+            raise refused(f"nobody is led by force while there is a leader: {self._why()}")
+        code = member.lead_by_force(Deadline(_FORCE_S))
+        if code is not DLedgerResponseCode.SUCCESS:
+            answers = member.look.answers
+            raise refused(
+                f"{member.settings.self_id} is not elected by force either, {code.name}: a majority has to run, and to "
+                f"have no more entries: {answers or self._why()}"
+            )
+        return self.describe()
 
     def _hand_over(self, header: SwitchoverHeader) -> SwitchoverBody:
         member, settings = self._member, self._member.settings

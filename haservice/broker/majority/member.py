@@ -35,7 +35,7 @@ from haservice.dledger.log.entry_log import Bodies, SpacedRecords
 from haservice.dledger.member import PeerProgress
 from haservice.dledger.messages import LedgerEntry
 from haservice.dledger.node.node import DLedgerNode
-from haservice.dledger.node.shell import NodeStatus
+from haservice.dledger.node.shell import MemberLook, NodeStatus
 from haservice.dledger.settings import MemberSettings
 from haservice.replication.lineage.epochs import PROMOTION_STEP
 from haservice.replication.lineage.file import LineageFile
@@ -181,6 +181,29 @@ class BrokerMember:
     def peers(self) -> list[PeerProgress]:
         """Of a leader: how far the others are."""
         return self.node.peers()
+
+    @property
+    def look(self) -> MemberLook:
+        """What people have to know of it."""
+        return self.node.look()
+
+    @property
+    def refuses_cut(self) -> str:
+        """What this member, or one that follows it, holds as committed and is to cut; "" if nothing."""
+        others = [f"{one.peer}: {one.refuses_cut}" for one in self.peers() if one.refuses_cut]
+        return self.look.refuses_cut or "; ".join(others)
+
+    def lead_by_force(self, deadline: Deadline) -> DLedgerResponseCode:
+        """An operator goes on without the members that are silent.  SUCCESS once this one may serve as the leader."""
+        try:
+            code = self.node.force().result(max(0.1, deadline.remaining))
+        except TimeoutError:
+            return DLedgerResponseCode.TIMEOUT
+        while code is DLedgerResponseCode.SUCCESS and self.office is None:
+            if deadline.expired:
+                return DLedgerResponseCode.TIMEOUT
+            self.changed.take(min(HAND_OVER_S, max(0.01, deadline.remaining)))
+        return code
 
     # -- the broker above -----------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """SlaveSync: a slave's copies of what its master keeps besides the log.
 
 The slave fetches all as soon as it knows a master, and every 10 s from then on; each step is independent.  It
-fetches at once when messages of an unknown topic arrive: they must be readable if the master dies now.
+fetches at once when a master greets it, for the network may have been cut before; and when messages of an unknown
+topic arrive: they must be readable if the master dies now.  While delayed messages are delivered, it asks for 45
+four times a second: what the table does not count is delivered again after a change of master.
 
     21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
     43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offsets.merge`
@@ -22,11 +24,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
-from haservice.broker.groups.subscription_groups import Groups
+from haservice.broker.groups.subscription_groups import SYSTEM_GROUPS, Groups
 from haservice.broker.metadata import unfit_files
 from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
@@ -56,6 +58,10 @@ ACL_HINT = " (set aclCredentialsFile here, or white-list this broker's address i
 TIMEOUT_S = 3.0
 # For all parts of a copy: a master with half a million offsets takes a second to encode them.
 OFFSETS_TIMEOUT_S = 30.0
+# How soon after a greeting the connection has to give a sign of life: a cut that is over leaves TCP waiting.
+DOUBT_S = 0.5
+# How often 45 is asked for while delayed messages are delivered.
+DELAYS_S = 0.25
 # Unknown topics that have woken us; one that the master does not know either wakes us once.
 STRANGERS_MAX = 1000
 
@@ -92,10 +98,14 @@ class SlaveSync:
         delays: DelayTable,
         on_synced: Callable[[], None] = lambda: None,
         on_copied: Callable[[str], None] = lambda name: None,
+        overdue: Callable[[], bool] = lambda: False,
+        keep: Callable[[str, bytes], str] = lambda name, content: "",
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
-        name of each file whose table was copied, or is the master's already.
+        name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
+        delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to be
+        lost, by its file's name, and returns where; it may raise OSError.
         """
         self._own_addr = own_addr
         self._topics = topics
@@ -104,6 +114,8 @@ class SlaveSync:
         self._groups = groups
         self._on_synced = on_synced
         self._on_copied = on_copied
+        self._overdue = overdue
+        self._keep = keep
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass
@@ -114,6 +126,8 @@ class SlaveSync:
         self._looked_version = ""
         # By request code: the digest of the last whole table, and the version that we had with it.
         self._taken: dict[int, tuple[str, DataVersion]] = {}
+        # The task's: when the present connection is given up, if nothing has come by it.
+        self._doubt_s: float | None = None
         self._throttle = LogThrottle()
         # Why the master refused a copy, or its answer was bad; "" once all was copied.
         self.refused = ""
@@ -154,6 +168,12 @@ class SlaveSync:
         logger.info("metadata source changed master=%s", addr)
         self._post(self._notice_addr)
 
+    def greeted(self, addr: str) -> None:
+        """The master at `addr` has greeted us: its log is coming."""
+        if addr:
+            self.set_master_addr(addr)
+        self._post(self._notice_greeting)
+
     def wake(self) -> None:
         self._post(self._notice)
 
@@ -186,19 +206,40 @@ class SlaveSync:
         if self._asking != self._master_addr:
             self._notice()
 
+    def _notice_greeting(self) -> None:
+        self._doubt_s = asyncio.get_running_loop().time() + DOUBT_S
+        self._notice()
+
     async def run(self, client: RemotingClient) -> None:
-        """Runs until it is cancelled."""
+        """Runs until it is cancelled.  Its connections are its own: it ends one that nothing comes by."""
         self._woken = asyncio.Event()
+        client = client.apart()
         self._client, self._loop = client, asyncio.get_running_loop()
-        while True:
-            self._woken.clear()
-            addr = self._asking = self._master_addr
-            copied = addr is None or await self._interruptible(client, addr)
-            if addr != self._master_addr:
-                continue
+        try:
+            while True:
+                self._woken.clear()
+                addr = self._asking = self._master_addr
+                copied = addr is None or await self._interruptible(client, addr)
+                if addr == self._master_addr:
+                    await self._rest(client, addr if copied else None, PERIOD_S if copied else self._retry_s)
+        finally:
+            await client.close()
+
+    async def _rest(self, client: RemotingClient, addr: str | None, seconds: float) -> None:
+        """Until the next pass is due.  Meanwhile it follows the delay offsets of the master at `addr`."""
+        assert self._woken is not None
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        while (left_s := until_s - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PERIOD_S if copied else self._retry_s):
+                async with asyncio.timeout(left_s if addr is None else min(left_s, DELAYS_S)):
                     await self._woken.wait()
+                    return
+            if addr is not None and self._overdue():
+                try:
+                    await self._sync_delays(client, addr)
+                except (RemotingError, ValueError):
+                    addr = None  # the next pass says it
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
         """Makes one pass, and gives it up if the task gets another address.
@@ -206,25 +247,39 @@ class SlaveSync:
         Woken for another reason, it finishes this pass, and begins the next one at once.
         """
         assert self._woken is not None
-        once_more = False
+        loop, once_more = asyncio.get_running_loop(), False
         work = asyncio.ensure_future(self.sync_once(client, addr))
         try:
             while not work.done():
                 woken = asyncio.ensure_future(self._woken.wait())
+                doubt_s = self._doubt_s
+                wait_s = None if doubt_s is None else max(0.0, doubt_s - loop.time())
                 try:
-                    await asyncio.wait([work, woken], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([work, woken], timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     woken.cancel()
                 if not work.done() and addr != self._master_addr:
                     return False
+                if not work.done() and doubt_s is not None and loop.time() >= doubt_s:
+                    once_more = self._renew(client, addr) or once_more
                 once_more = once_more or self._woken.is_set()
                 self._woken.clear()
+            self._doubt_s = None
             return work.result()
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             if once_more:
                 self._woken.set()
+
+    def _renew(self, client: RemotingClient, addr: str) -> bool:
+        """Ends the connection if nothing comes by it; then the pass goes on by a new one.  Whether it did."""
+        self._doubt_s = None
+        connection, now_s = client.connection(addr), asyncio.get_running_loop().time()
+        if connection is not None and now_s - connection.last_active < DOUBT_S / 2:
+            return False
+        client.renew(addr, "nothing came by it after the master's greeting")
+        return True
 
     async def sync_once(self, client: RemotingClient, addr: str) -> bool:
         """Tries all steps, even after one has failed.  True if all succeeded."""
@@ -252,7 +307,10 @@ class SlaveSync:
         body = await _fetch_changed(client, addr, code, self._topics.data_version)
         digest = digest_of(body or b"")
         if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
-            self._topics.replace_all(TopicConfigWrapper.decode(body))
+            theirs, ours = TopicConfigWrapper.decode(body), self._topics.wrapper()
+            names = {name for name in ours.topic_config_table if not self._topics.is_system(name)}
+            await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
+            self._topics.replace_all(theirs)
             self._taken[code] = (digest, self._topics.data_version)
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
@@ -281,8 +339,29 @@ class SlaveSync:
         body = await _fetch_changed(client, addr, code, self._groups.data_version)
         digest = digest_of(body or b"")
         if body is not None and self._taken.get(code) != (digest, self._groups.data_version):
-            self._groups.replace_all(SubscriptionGroupWrapper.decode(body))
+            theirs, ours = SubscriptionGroupWrapper.decode(body), self._groups.wrapper()
+            names = set(ours.subscription_group_table) - set(SYSTEM_GROUPS)
+            await self._keep_lost(
+                "subscriptionGroup.json", names, theirs.subscription_group_table, ours.encode
+            )
+            self._groups.replace_all(theirs)
             self._taken[code] = (digest, self._groups.data_version)
+
+    async def _keep_lost(
+        self, name: str, ours: Set[str], theirs: Mapping[str, object], encode: Callable[[], bytes]
+    ) -> None:
+        """Keeps our table if the master's lacks most of it: a master may have begun without its files."""
+        gone = sum(one not in theirs for one in ours)
+        if gone * 2 <= len(ours):
+            return
+        try:
+            kept = await asyncio.to_thread(lambda: self._keep(name, encode()))
+        except OSError as error:
+            kept = f"nowhere: {error}"
+        logger.error(
+            "the master lacks most of what we have, its table is taken name=%s ours=%d lost=%d kept=%s",
+            *(name, len(ours), gone, kept),
+        )
 
     def _warn(self, addr: str, error: Exception) -> None:
         hint = ACL_HINT if isinstance(error, AnswerError) and "AclException" in str(error) else ""

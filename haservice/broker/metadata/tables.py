@@ -22,7 +22,7 @@ from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.topics.readable import unlisted_topics
 from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.configuration.settings import NodeConfig
-from haservice.persisted_file import PersistedFile
+from haservice.persisted_file import PersistedFile, replace_file
 from haservice.table_journal import TableJournal
 
 logger = logging.getLogger(__name__)
@@ -31,12 +31,21 @@ logger = logging.getLogger(__name__)
 class Tables:
     """All tables, loaded.  `persistence` writes them, at its interval and when it is told to."""
 
-    def __init__(self, config: NodeConfig, store: Store, *, accept_empty: Collection[str] = ()) -> None:
-        """`accept_empty`: names of unfit files for which an empty table is taken.  Raises UnfitFile, OSError."""
+    def __init__(
+        self,
+        config: NodeConfig,
+        store: Store,
+        *,
+        epoch_begins: bool = False,
+        accept_empty: Collection[str] = (),
+    ) -> None:
+        """`epoch_begins`: this master begins an epoch at the log's end.  `accept_empty`: names of unfit files for which
+        an empty table is taken.  Raises UnfitFile, OSError.
+        """
         self._store = store
         broker, log = config.broker, config.log
-        is_slave = broker.role.is_slave
-        directory = log.root / "config"
+        self._is_slave = is_slave = broker.role.is_slave
+        self._directory = directory = log.root / "config"
         files = {name: PersistedFile(directory / name) for name in unfit_files.NAMES}
         self.topics = TopicTable(
             broker,
@@ -52,8 +61,6 @@ class Tables:
             text_bytes_max=broker.max_consumer_offset_bytes,
         )
         self.offsets.load()
-        if not is_slave:
-            self.offsets.warn_of_ends_passed(self.queue_end)
         self.groups = Groups(broker.auto_create_subscription_group, files[unfit_files.GROUPS])
         self.groups.load()
         self.delays = DelayOffsets(files[unfit_files.DELAYS])
@@ -73,6 +80,10 @@ class Tables:
             },
             broker.flush_consumer_offset_interval_ms / 1000,
         )
+        if epoch_begins:
+            self.end_offsets()
+        elif not is_slave:
+            self.offsets.warn_of_ends_passed(self.queue_end)
 
     def close(self) -> None:
         """The last pass, once the tables are at rest, so that a stock broker finds everything in RocketMQ's files."""
@@ -86,12 +97,32 @@ class Tables:
             except OSError as error:
                 logger.error("%s not written, its journal has the changes reason=%s", name, error)
 
+    def keep(self, name: str, content: bytes) -> str:
+        """Keeps a table beside its file in config/, as NAME.before; returns the path.  Raises OSError."""
+        path = self._directory / f"{name}.before"
+        replace_file(path, content, mode=0o666)
+        return str(path)
+
     def queue_end(self, topic: str, queue_id: int) -> int | None:
         """The queue's max offset; None for a deleted topic, whose groups' offsets stay."""
         queue = self._store.queues.get(topic, queue_id)
         if queue is not None:
             return queue.max_offset
         return None if self.topics.get(topic) is None else 0
+
+    def end_offsets(self) -> None:
+        """What is lost is known: the log was cut, or an epoch begins on it.  Groups that had consumed more get what
+        takes the lost messages' numbers."""
+        if self._is_slave and self._store.dispatcher.behind:
+            return  # its queues have not all that the log has
+        queue_offsets = self._store.log.queue_offsets
+
+        def end_of(topic: str, queue_id: int) -> int | None:
+            end, appended = self.queue_end(topic, queue_id), queue_offsets.get((topic, queue_id), 0)
+            return None if end is None else max(end, appended)
+
+        if self.offsets.end_at_queues(end_of):
+            self.persistence.soon()
 
     def _list_topics(self) -> None:
         """Adds the topics of our queues that the table lacks, after a promotion or a lost file."""

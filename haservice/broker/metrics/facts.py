@@ -111,7 +111,9 @@ class TrafficFacts:
 
 
 class MemberFacts(NamedTuple):
-    """Of a DLedger group's member.  `trouble` says why it takes no part, "" if it does."""
+    """Of a DLedger group's member.  `trouble` says why it takes no part, "" if it does; `refuses_cut`: it, or a
+    follower of it, holds as committed what its leader does not have.
+    """
 
     group: str
     member: str
@@ -119,6 +121,8 @@ class MemberFacts(NamedTuple):
     committed_index: int
     end_index: int
     trouble: str
+    is_whole: bool = True
+    refuses_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

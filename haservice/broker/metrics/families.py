@@ -161,6 +161,18 @@ def _member(out: Exposition, facts: BrokerFacts) -> None:
     out.gauge(
         "haservice_dledger_ended", "1 for a member that takes no part any more.", int(bool(one.trouble)), **of
     )
+    out.gauge(
+        "haservice_dledger_whole",
+        "0 for a member that lacks what it had acknowledged.",
+        int(one.is_whole),
+        **of,
+    )
+    out.gauge(
+        "haservice_dledger_refuses_cut",
+        "1 where a leader lacks what this member, or a follower of it, holds as committed.",
+        int(one.refuses_cut),
+        **of,
+    )
 
 
 def _lease(out: Exposition, facts: BrokerFacts) -> None:

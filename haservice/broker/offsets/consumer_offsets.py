@@ -45,6 +45,8 @@ TEXT_BYTES_MAX = 128 * 1024 * 1024
 MANY = 20_000
 # How long changes are kept for slaves, which ask every 10 s.
 KEPT_S = 120.0
+# So many groups are named in the log, if offsets of many are set back.
+GROUPS_TOLD_MAX = 20
 # The pause between two slices for the file, so that the loop can run; nobody waits for the file.
 _PAUSE_S = 0.001
 
@@ -370,16 +372,10 @@ class ConsumerOffsets:
         """Warns once, at a master's start, if groups have consumed more than the queues ever held.
 
         Such offsets come from another store: this one lost its end, or is a slave's that began in the middle.
-        They are kept: a consumer that pulls there is moved to the queue's end, and does not get the messages
-        numbered anew.  `end_of` gives the max offset of (topic, queue id); None for queues to leave out.
+        They are kept, for that store may come back; an epoch that begins sets them: end_at_queues().  `end_of`
+        gives the max offset of (topic, queue id); None for queues to leave out.
         """
-        passed = [
-            (key, queue_id, offset, end)
-            for part in self.slices()
-            for key, queues in part
-            for queue_id, offset in queues.items()
-            if (end := end_of(key.partition(SEPARATOR)[0], queue_id)) is not None and offset > end
-        ]
+        passed = self._beyond(end_of)
         if passed:
             logger.warning(
                 "consumer offsets lie beyond their queues, made on another store? count=%d largest: "
@@ -387,6 +383,41 @@ class ConsumerOffsets:
                 len(passed),
                 *max(passed, key=lambda one: one[2] - one[3]),
             )
+
+    def end_at_queues(self, end_of: Callable[[str, int], int | None]) -> int:
+        """Sets offsets beyond their queues to these queues' ends; returns how many.
+
+        The messages that these groups consumed there are lost, and others get their numbers: a group that stayed
+        ahead would not get them.  `end_of` is as in warn_of_ends_passed().
+        """
+        lost: dict[str, list[tuple[str, int, int, int]]] = {}
+        for key, queue_id, offset, end in self._beyond(end_of):
+            topic, _, group = key.partition(SEPARATOR)
+            with self._lock:
+                if (self._table.get(key) or {}).get(queue_id) == offset:
+                    self._put(key, queue_id, end)
+                    lost.setdefault(group, []).append((topic, queue_id, offset, end))
+        for number, (group, queues) in enumerate(sorted(lost.items())):
+            if number == GROUPS_TOLD_MAX:
+                logger.error("further groups whose offsets were set back groups=%d", len(lost) - number)
+                break
+            logger.error(
+                "a group had consumed messages that are lost, its offsets are set to the ends of their queues"
+                " group=%s queues=%d messages=%d largest: topic=%s queue=%d offset=%d queue_end=%d",
+                *(group, len(queues), sum(offset - end for *_, offset, end in queues)),
+                *max(queues, key=lambda one: one[2] - one[3]),
+            )
+        return sum(map(len, lost.values()))
+
+    def _beyond(self, end_of: Callable[[str, int], int | None]) -> list[tuple[str, int, int, int]]:
+        """Key, queue, offset and the queue's end, where the offset lies beyond that."""
+        return [
+            (key, queue_id, offset, end)
+            for part in self.slices()
+            for key, queues in part
+            for queue_id, offset in queues.items()
+            if (end := end_of(key.partition(SEPARATOR)[0], queue_id)) is not None and offset > end
+        ]
 
     def encode(self) -> bytearray:
         """The whole table as the body of request 43."""

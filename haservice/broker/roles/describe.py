@@ -80,13 +80,25 @@ class Describe:
 def _promise(config: NodeConfig) -> str:
     """With inSyncReplicas=1 a SYNC_MASTER waits for one slave, as with 2."""
     replicas = max(2, config.replication.in_sync_replicas)
-    return f"flushDiskType={config.log.flush_disk_type.value}, inSyncReplicas={replicas}"
+    parts = (
+        f"flushDiskType={config.log.flush_disk_type.value}",
+        f"inSyncReplicas={replicas}",
+        f"haReadMark={config.replication.read_mark.value}",
+    )
+    return ", ".join(parts)
 
 
 def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:
     """What a slave has heard of its master's end, and whether that is only an older note in the file."""
     if link is None:
-        return MasterHeard(), False
+        # A broker that only its file makes the master knows what it heard as a slave.
+        last = state.lineage.last
+        is_file_only = last is not None and last.master != state.replica_id and state.master_end >= 0
+        return (
+            (MasterHeard(state.master_end, state.master_heard_ms), True)
+            if is_file_only
+            else (MasterHeard(), False)
+        )
     if link.master_end >= 0:
         return MasterHeard(link.master_end, link.last_read_timestamp_ms), False
     return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0

@@ -138,6 +138,8 @@ class RoleHands:
     # Replication in the role in force; neither is set in a start, before anything of the broker runs.
     master: MasterReplication | None = None
     slave: SlaveReplication | None = None
+    # Called when an epoch has begun on this running master.
+    epoch_began: Callable[[], None] = lambda: None
     throttle: LogThrottle = field(default_factory=LogThrottle)
 
     # -- what is so ---------------------------------------------------------------------------------
@@ -179,6 +181,7 @@ class RoleHands:
             if self.master is not None:
                 self.master.take_list()
                 if action.regreet:
+                    self.epoch_began()
                     self.master.regreet()
                     self.announce()
         elif isinstance(action, LeaveMaster):

@@ -56,7 +56,7 @@ from haservice.remoting.headers.lineage import (
 )
 from haservice.replication.lineage.epochs import LogSpan, of_one_promotion
 from haservice.replication.lineage.file import Pledge, RoleCommand
-from haservice.replication.lineage.membership import ReplicaList, vote_of, why_unsafe_to_go_on
+from haservice.replication.lineage.membership import ReplicaList, vote_of, why_unsafe, why_unsafe_to_go_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class NewEpoch(Change):
         state = state.but(
             change=None,
             waiting={},
+            lost="",
             caught_up=frozenset(),
             undecided="",
             doubt="",
@@ -157,6 +158,8 @@ def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: Vi
         new = replace(new, changes=changes, role=now.by(command))
     if header.force:
         return new.begin(state, view)
+    if state.lost:
+        return state, (Refuse(ticket, f"{state.lost}; --force does it all the same"),)
     kept = view.kept
     epoch = next_number(number, max(header.min_epoch - 1, state.heard), promoted=True)
     asked = PledgeHeader(epoch, kept.replica_id, state.who.broker_addr)
@@ -212,9 +215,12 @@ class Recounting(Change):
         assert isinstance(result, Votes), result
         kept = view.kept
         pledged = pledged_to(result.heard, self.epoch, state.who.broker_addr)
-        me = vote_of(kept.replica_id, kept.lineage, view.log.end)
+        me = vote_of(kept.replica_id, kept.lineage, view.log.end, kept.whole_from)
         members = newest_list(kept.members, pledged)
-        why = why_unsafe_to_go_on(members, me, votes_of(pledged), objections_to(members, result, pledged))
+        last = kept.lineage.last
+        goes_on = last is not None and last.master == kept.replica_id
+        judge = why_unsafe_to_go_on if goes_on else why_unsafe  # by its file alone it has no OK of its own
+        why = judge(members, me, votes_of(pledged), objections_to(members, result, pledged))
         if not why:
             return replace(self.new, min_epoch=self.epoch).begin(state, view)
         assert self.new.ticket is not None

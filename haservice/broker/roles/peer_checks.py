@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from haservice.bounds import OFFSET_MAX
 from haservice.broker.roles.actions import (
     Action,
     Done,
@@ -35,14 +36,19 @@ from haservice.broker.roles.rules import (
     lineage_of,
     may_have_answered,
     newer_masters,
+    replicas_in_sync,
     rival,
     start_of_master,
+    takes_over,
     was_not_promoted,
 )
 from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
+from haservice.mastership.whole import Evidence, Place, why_not_whole
 from haservice.remoting.headers.lineage import FollowHeader, LineageBody
-from haservice.replication.lineage.epochs import LogSpan, plan
+from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, LogSpan, Mark, plan
 from haservice.replication.lineage.epochs import Step as PlanStep
+from haservice.replication.lineage.file import LineageState, Replica
+from haservice.replication.lineage.own_record import DURABLE, own_evidence
 
 Claims = Sequence[tuple[NewerMaster, LineageBody]]
 
@@ -56,8 +62,25 @@ class Look(Looking):
         kept = view.kept
         known = [one for one in result.peers if is_member(kept.members, one)]
         state = state.but(heard=max(state.heard, highest_number(known)))
+        told = _told(known, kept, lost_power=True)
+        if not state.lost and (lost := why_not_whole(Evidence(kept.lineage.mark(view.log.end), told))):
+            return state.but(lost=lost, change=Outdated()), (Write({"whole_from": OFFSET_MAX}),)
         claims = newer_masters(kept.replica_id, kept.lineage, result.peers)
         return Proving(claims, result).begin(state, view)
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated(Looking):
+    """A slave remembers an epoch of ours that we do not: our store is an older copy.  Writes it down; if that fails,
+    the next look tries again.
+    """
+
+    def advance(self, state: RoleState, result: Result, view: View) -> Step:
+        if isinstance(result, Failed):
+            return state.but(change=None, lost=""), ()
+        return state.but(change=None), (
+            Say(LogLevel.ERROR, f"this master is out of date reason={state.lost}"),
+        )
 
 
 def begin(state: RoleState, event: Begin, view: View) -> Step:
@@ -81,11 +104,19 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
             f"it is not known whether {handing.broker_addr} became the master: it was told to, and we started"
         )
         state = state.but(doubt=why)
+    if undecided := _why_unproven(kept, start, heard):
+        return state.but(undecided=state.undecided or f"{undecided}: {state.who.counted_failover}"), ()
     start = replace(start, heard=state.heard)
     begun, waiting, undecided = start_of_master(
         kept, start, view.now_ms, addr=state.who.broker_addr, needed=state.who.needed
     )
-    if waiting or undecided or state.undecided:
+    evidence = _evidence(kept, start, known)
+    lost = why_not_whole(evidence) or ""
+    waiting = {**(replicas_in_sync(kept) if lost else waiting), **_ahead(known, view)}
+    if lost:
+        state = state.but(lost=lost)
+        changes["whole_from"] = max(kept.whole_from, _had_end(kept, evidence))
+    if waiting or lost or undecided or state.undecided:
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)
     else:
@@ -99,6 +130,67 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
     if not changes:
         return state, ()
     return state.but(change=Starting(changes)), (Flush(),)
+
+
+def _why_unproven(kept: LineageState, start: StartOfMaster, heard: Heard) -> str:
+    """Why a broker that its properties file makes the master may not go on with its log before an operator says so;
+    "" if it may.  A log that a stock broker wrote, and nobody knows, is its own.
+    """
+    last = kept.lineage.last
+    if last is not None:
+        if last.number == UNKNOWN_EPOCH or not takes_over(kept):
+            return ""
+        return f"its properties file makes it the master, and epoch {last.number} was another broker's"
+    further = [
+        one.broker_addr for one in heard.peers if one.epoch > UNKNOWN_EPOCH or one.log_end > start.log.end
+    ]
+    known_to = DURABLE if start.has_own_marks and not start.log.is_empty else "".join(further[:1])
+    return (
+        why_not_whole(Evidence(kept.lineage.mark(start.log.end), has_record=False, known_to=known_to)) or ""
+    )
+
+
+def _evidence(kept: LineageState, start: StartOfMaster, known: Sequence[LineageBody]) -> Evidence:
+    """What this broker's own files and the replicas on its list remember of its log."""
+    lost_power = start.may_have_lost_its_end
+    evidence = own_evidence(kept, start.log, start.had_end, lost_power=lost_power)
+    return replace(evidence, told={**evidence.told, **_told(known, kept, lost_power=lost_power)})
+
+
+def _told(known: Sequence[LineageBody], kept: LineageState, *, lost_power: bool) -> dict[str, Place]:
+    places = {one.broker_addr: _told_to(one, kept, lost_power=lost_power) for one in known}
+    return {who: place for who, place in places.items() if place is not None}
+
+
+def _told_to(peer: LineageBody, kept: LineageState, *, lost_power: bool) -> Place | None:
+    """How far our log went, as that replica heard while it followed us.
+
+    If the machine went down, what a slave only heard of was perhaps never flushed; it is waited for by other rules.
+    """
+    theirs, own = lineage_of(peer).last, kept.lineage
+    if theirs is None or theirs.master != kept.replica_id or peer.is_master:
+        return None
+    if own.last is None or theirs.number > own.last.number:
+        return Mark(theirs.number, max(theirs.start, peer.master_end))
+    if theirs.identity != own.last.identity or lost_power or peer.master_end < 0:
+        return None
+    return own.mark(peer.master_end)
+
+
+def _had_end(kept: LineageState, evidence: Evidence) -> int:
+    """From which end on the log is whole again; an epoch that our list of epochs lacks comes from a master only."""
+    last = kept.lineage.last
+    newest, end = max(evidence.told.values(), default=evidence.reach)
+    return OFFSET_MAX if last is not None and newest > last.number else end
+
+
+def _ahead(known: Sequence[LineageBody], view: View) -> dict[str, Replica]:
+    """The replicas that have more of our last epoch than we have."""
+    return {
+        one.replica_id: Replica(one.broker_addr, one.log_end, view.now_ms, in_sync=True)
+        for one in known
+        if _ahead_up_to(one, view) is not None
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +280,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
                 ("rival", other.replica_id),
             )
         )
-    said += _told(state, heard, view)
+    said += _told_master(state, heard, view)
     handing = kept.handing_over
     if state.doubt and handing is not None:
         if not any(was_not_promoted(handing, one) for one in heard.peers):
@@ -200,7 +292,7 @@ def _judge(state: RoleState, heard: Heard, view: View) -> Step:
     return after, (*said, *actions)
 
 
-def _told(state: RoleState, heard: Heard, view: View) -> list[Action]:
+def _told_master(state: RoleState, heard: Heard, view: View) -> list[Action]:
     """Slaves of older epochs that follow somebody else are told who the master is."""
     last = view.kept.lineage.last
     if state.held or last is None:
@@ -240,8 +332,11 @@ class TakingBack(Looking):
 
 def take_back(state: RoleState, heard: Heard, view: View) -> Step:
     """Asks who may have what we lost, and takes back a piece of it; an epoch begins once nobody has more."""
-    if not state.waiting and not state.ahead:
+    if not state.waiting and not state.ahead and not state.lost:
         return state, ()
+    if state.lost:
+        known = [one for one in heard.peers if is_member(view.kept.members, one)]
+        state = state.but(waiting={**state.waiting, **_ahead(known, view)})
     for one in heard.peers:
         if one.replica_id in state.ahead or (
             one.replica_id in state.waiting and one.replica_id not in state.caught_up
@@ -258,8 +353,9 @@ def take_back(state: RoleState, heard: Heard, view: View) -> Step:
             state = _level(state, one.replica_id)
     for replica_id in view.followers:
         state = _level(state, replica_id)
-    if state.waiting and state.waiting.keys() <= state.caught_up:
-        why = "the machine went down; what the replicas have was taken back"
+    is_whole = not state.lost or view.log.end >= view.kept.whole_from
+    if (state.waiting or state.lost) and is_whole and state.waiting.keys() <= state.caught_up:
+        why = "its end was lost; what the replicas have was taken back"
         return NewEpoch(why, promoted=False).begin(state, view)
     # A slave that was ahead and does not answer dials again, and says again that it is ahead.
     return state.but(ahead={}), ()

@@ -6,8 +6,7 @@
     a hold               when a slave may have what this master lost: no appends before that slave was heard
     giving way           when a peer has a newer epoch of another master
 
-haservice.replication.lineage.file keeps what a broker has to know of it at its next start; RoleStartup and
-RoleKeeper ask the peers.
+haservice.replication.lineage.file keeps what a broker has to know of it at its next start; others ask the peers.
 """
 
 from __future__ import annotations
@@ -173,6 +172,10 @@ class StartOfMaster:
     flushes_at_once: bool
     sync_master: bool = True
     heard: int = -1
+    had_end: int = 0
+    """RecoveryReport.had_end."""
+    has_own_marks: bool = False
+    """Whether the store has marks of a broker of ours, older than this start."""
 
     @property
     def may_have_lost_its_end(self) -> bool:
@@ -201,15 +204,13 @@ def reason_for_new_epoch(state: LineageState, start: StartOfMaster) -> str:
         return "first start" if start.log.is_empty else "first start with lineage"
     if last.master != state.replica_id:
         return "became the master" if last.number == UNKNOWN_EPOCH else f"took over from epoch {last.number}"
-    if last.start > start.log.end:
-        return f"the log ends at {start.log.end}, before its own epoch {last.number} began"
     if start.may_have_lost_its_end:
         return "the machine went down, and what was not flushed may be lost"
     return ""
 
 
 class NoNumberLeft(ValueError):
-    """A restart would need an epoch number that only promotions may have."""
+    """A restart would need a number that only promotions may have."""
 
 
 def takes_over(state: LineageState) -> bool:
@@ -262,7 +263,7 @@ def new_epoch(
     number = lineage.epochs[-1].number
     return {
         "lineage": lineage,
-        "replicas": none_in_sync(state),
+        "replicas": none_in_sync(state, log.end),
         "handing_over": None,
         "pledge": None,
         "given": ReplicaList(),
@@ -280,18 +281,23 @@ def listed(state: LineageState, number: int, end: int, addr: str, needed: int) -
 
 
 def replicas_to_hear(state: LineageState, start: StartOfMaster) -> tuple[str, ...]:
-    """The replicas that may hold what this master has lost: it refuses writes until it has heard them."""
+    """The replicas that may hold what this master has lost: it is to hear them before it takes writes."""
+    return tuple(replicas_in_sync(state)) if start.may_have_lost_what_was_told else ()
+
+
+def replicas_in_sync(state: LineageState) -> dict[str, Replica]:
+    """Those that may have had everything of our last epoch."""
     last = state.lineage.last
-    if last is None or last.master != state.replica_id or not start.may_have_lost_what_was_told:
-        return ()
-    return tuple(name for name, one in state.replicas.items() if one.in_sync)
+    is_own = last is not None and last.master == state.replica_id
+    return {name: one for name, one in state.replicas.items() if is_own and one.in_sync}
 
 
-def none_in_sync(state: LineageState) -> Mapping[str, Replica]:
-    """The replicas as a new epoch begins: what earlier epochs wrote is safe here, and nobody has anything of
-    this one yet.
-    """
-    return {name: msgspec.structs.replace(one, in_sync=False) for name, one in state.replicas.items()}
+def none_in_sync(state: LineageState, end: int) -> Mapping[str, Replica]:
+    """The replicas as a new epoch begins at `end`: nobody has anything of it yet, and no ack beyond counts any more."""
+    return {
+        name: msgspec.structs.replace(one, in_sync=False, offset=min(one.offset, end))
+        for name, one in state.replicas.items()
+    }
 
 
 def start_of_master(
@@ -308,20 +314,8 @@ def start_of_master(
     why = reason_for_new_epoch(state, start)
     if why:
         try:
-            return (
-                new_epoch(
-                    state,
-                    start.log,
-                    why,
-                    now_ms,
-                    addr=addr,
-                    needed=needed,
-                    promoted=takes_over(state),
-                    heard=start.heard,
-                ),
-                {},
-                "",
-            )
+            more: dict[str, Any] = {"promoted": takes_over(state), "heard": start.heard}
+            return new_epoch(state, start.log, why, now_ms, addr=addr, needed=needed, **more), {}, ""
         except NoNumberLeft as error:
             return {}, {}, f"a new epoch is to begin, for {why}: {error}"
     last = state.lineage.last
@@ -382,6 +376,15 @@ def _followed(peer: LineageBody) -> NewerMaster:
             epoch.number, peer.broker_addr, peer.ha_addr, peer.file_broker_id, replica_id=epoch.master
         )
     return NewerMaster(epoch.number, peer.master_addr, "", replica_id=epoch.master)
+
+
+def original_of(own_id: str, own_addr: str, peers: Iterable[LineageBody], *, is_slave: bool) -> str:
+    """Of which running broker our store is a copy, so that its replica id is not ours; "" if it is none.
+
+    Of a master and a slave the slave's is the copy: it gets another id at its next start.
+    """
+    same = (one for one in peers if one.replica_id == own_id and one.broker_addr != own_addr)
+    return next((one.broker_addr for one in same if is_slave or one.is_master), "")
 
 
 def is_member(members: ReplicaList, peer: LineageBody) -> bool:

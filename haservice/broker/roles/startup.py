@@ -18,8 +18,7 @@ from typing import Any
 
 from commitlog.log.log import wall_clock_ms
 from commitlog.store import Store
-from haservice.bounds import OFFSET_MAX
-from haservice.broker.lease.start import waiting, with_free_id
+from haservice.broker.lease.start import waiting, why_not_first, with_free_id
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
 from haservice.broker.roles.describe import Describe
@@ -33,6 +32,7 @@ from haservice.broker.roles.rules import (
     command_that_counts,
     in_role,
     may_have_lost_what_it_acknowledged,
+    original_of,
     role_in_force,
 )
 from haservice.broker.roles.state import Begin, Order, RoleState, Who, refused
@@ -45,7 +45,13 @@ from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import LineageFile, RoleCommand, lacks_its_log, without_its_log
+from haservice.replication.lineage.file import (
+    LineageFile,
+    RoleCommand,
+    lacks_its_log,
+    without_its_log,
+    without_power,
+)
 from haservice.replication.master.progress import slaves_needed
 from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
@@ -63,6 +69,15 @@ class OpenedRole:
     lineage: LineageFile
     peers: Peers
     state: RoleState
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether nothing was appended yet in our own last epoch, and nothing has to be taken back before."""
+        kept, end = self.lineage.state, self.store.log.end
+        last = kept.lineage.last
+        if last is None or last.master != kept.replica_id or self.role.role.is_slave:
+            return False
+        return last.start == end > 0 and not self.state.held
 
 
 class RoleStartup:
@@ -104,6 +119,7 @@ class RoleStartup:
             file_config.ha_server_addr,
             slaves_needed(file_config.replication.in_sync_replicas),
             f"mqadmin failover -b {name} --to {addr} --force",
+            str(file_config.log.log_path),
         )
         self.state = RoleState(who, heard=heard)
 
@@ -133,6 +149,11 @@ class RoleStartup:
             heard = Heard()  # the coordinator has said it, and the time until writes are taken counts
         else:
             heard = peers.ask([handing.broker_addr] if handing is not None else [])
+        if coordinated and self.may_be_first:
+            why = why_not_first(lineage.state, store.log.end, config.broker_addr, heard)
+            self.may_be_first = not why
+            if why:
+                logger.error("it takes no lease of a coordinator that had no master reason=%s", why)
         if coordinated and self.role.role.is_slave:
             self.role = with_free_id(self.role, config.broker_addr, heard)
             config = self.config = in_role(self._file_config, self.role)
@@ -164,8 +185,8 @@ class RoleStartup:
             flushes_at_once=flushes_at_once(self.config),
         )
         span = LogSpan(log.start, log.end)
-        changes: dict[str, Any] = {"whole_from": OFFSET_MAX} if lost else {}
-        if lacks_its_log(state, span):
+        changes = without_power(state, log.end) if lost else {}
+        if lacks_its_log(state, span) or store.recovery.had_end > log.end:
             changes = without_its_log(state)
             logger.warning(
                 "the log lacks what this broker had; it counts for no failover before it has caught up end=%d",
@@ -184,6 +205,8 @@ class RoleStartup:
             booted_anew=lineage.booted_anew,
             flushes_at_once=flushes_at_once(self.config),
             sync_master=self.role.role is BrokerRole.SYNC_MASTER,
+            had_end=store.recovery.had_end,
+            has_own_marks=store.checkpoint.positions.known is not None,
         )
         hands = RoleHands(
             self.config,
@@ -255,10 +278,12 @@ class RoleKeeper:
         *,
         turn: Callable[[str], None],
         announce: Callable[[], None],
+        epoch_began: Callable[[], None],
         unfit_tables: Callable[[], str] = lambda: "",
     ) -> None:
         """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
-        have something to hear.  `unfit_tables` says why a slave's tables are no master's.
+        have something to hear, `epoch_began` once an epoch has begun on a running master.  `unfit_tables` says why a
+        slave's tables are no master's.
         """
         self.role = opened.role
         self.lineage = opened.lineage
@@ -284,6 +309,7 @@ class RoleKeeper:
             describe=self.describe,
             master=ha if isinstance(ha, MasterHAService) else None,
             slave=ha if isinstance(ha, SlaveHAService) else None,
+            epoch_began=epoch_began,
         )
         if opened.state.held:
             hands.hold(opened.state.held)
@@ -331,10 +357,9 @@ def _remembered(lineage: LineageFile) -> list[str]:
 
 
 def _is_copy(config: NodeConfig, lineage: LineageFile, heard: Heard) -> bool:
-    """Whether our store is a copy of a running broker's: then its replica id is not ours."""
-    own_id, own_addr = lineage.state.replica_id, config.broker_addr
-    for one in heard.peers:
-        if one.replica_id == own_id and one.broker_addr != own_addr:
-            logger.warning("the store is a copy, this broker gets an id of its own of=%s", one.broker_addr)
-            return True
-    return False
+    original = original_of(
+        lineage.state.replica_id, config.broker_addr, heard.peers, is_slave=config.broker.role.is_slave
+    )
+    if original:
+        logger.warning("the store is a copy, this broker gets an id of its own of=%s", original)
+    return bool(original)

@@ -41,6 +41,17 @@ class Who:
     ha_addr: str
     needed: int = 1
     failover: str = "mqadmin failover --force"
+    log_path: str = ""
+    """Where its log lies."""
+
+    @property
+    def counted_failover(self) -> str:
+        """The command that counts first whether anything may be lost."""
+        return self.failover.removesuffix(" --force")
+
+    @property
+    def failover_to_another(self) -> str:
+        return self.counted_failover.replace(f"--to {self.broker_addr}", "--to ADDR")
 
     @property
     def is_slave(self) -> bool:
@@ -105,6 +116,8 @@ class RoleState:
     """Replicas to hear before writes are accepted, because they may have what was lost here."""
     caught_up: frozenset[str] = frozenset()
     """Those of the waiting replicas that have nothing more for us."""
+    lost: str = ""
+    """Why this master's log is not whole; it is once it reaches the file's whole_from again."""
     undecided: str = ""
     """Why an operator has to decide before writes are accepted."""
     doubt: str = ""
@@ -139,12 +152,12 @@ class RoleState:
     @property
     def must_begin_anew(self) -> bool:
         """Whether a new epoch has to begin before writes are accepted; the next start finds it so, too."""
-        return bool(self.waiting or self.undecided)
+        return bool(self.waiting or self.lost or self.undecided)
 
     @property
     def is_urgent(self) -> bool:
         """Whether every moment counts, because writes are refused."""
-        return bool(self.waiting or self.doubt or self.newer or self.ahead or self.suspects)
+        return bool(self.waiting or self.lost or self.doubt or self.newer or self.ahead or self.suspects)
 
     @property
     def held(self) -> str:
@@ -159,11 +172,27 @@ class RoleState:
             return self.trouble
         if self.doubt:
             return self.doubt
+        if self.lost:
+            return self._lost
         if self.waiting:
             return self._waited_for
         if self.undecided:
             return self.undecided
         return "a slave has messages that this master has lost, they are copied back" if self.ahead else ""
+
+    @property
+    def _lost(self) -> str:
+        who = self.who
+        left = [
+            one.broker_addr or name[:8] for name, one in self.waiting.items() if name not in self.caught_up
+        ]
+        start = f"start {', '.join(left)}: what it has is copied back; " if left else ""
+        trouble = f"{self.trouble}; " if self.trouble else ""
+        return (
+            f"{self.lost}: see that the right disk is mounted at {who.log_path}, and restart this broker; {start}"
+            f"{trouble}if another broker has all messages: {who.failover_to_another};"
+            f" if they are lost for good: {who.failover}"
+        )
 
     @property
     def _waited_for(self) -> str:
@@ -173,7 +202,7 @@ class RoleState:
         named = ", ".join(f"{one.broker_addr or 'unknown address'} ({name[:8]})" for name, one in left)
         trouble = f"; {self.trouble}" if self.trouble else ""
         return (
-            f"the machine went down, and {named} may have messages that are lost here: start it, and they"
+            f"this master lost its log's end, and {named} may have messages that are lost here: start it, and they"
             f" are copied back; no answer yet{trouble}; if it is lost for good: {self.who.failover}"
         )
 

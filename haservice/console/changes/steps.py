@@ -50,6 +50,10 @@ class WebSteps(StepLog):
             self.lines.pop()
         self.lines.append(text)
 
+    @property
+    def is_blind(self) -> bool:
+        return False
+
     def go_on(self, facts: object = None) -> None:
         """Raises Planned, or click.ClickException if the facts have changed since the plan."""
         digest = hashlib.sha256(repr(facts).encode()).hexdigest()

@@ -20,6 +20,8 @@ from commitlog.log.waiters import Signal
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 3.0  # checkPointInterval
+# So often it is written down what this member remembers of others.
+REMEMBER_INTERVAL_S = 30.0
 # A flush or a checkpoint that failed is tried again after this.
 RETRY_S = 1.0
 # An allocation on a full disk takes long to fail, and the append that needs the file tries it anyway.
@@ -37,12 +39,16 @@ class EntryFlusher:
         *,
         sync: bool,
         interval_s: float,
+        remember: Callable[[], None] = lambda: None,
     ) -> None:
+        """`remember` writes down what this member remembers of others.  Raises OSError."""
         self._store = store
         self._committed_index = committed_index
         self._on_flushed = on_flushed
         self._sync = sync
         self._interval_s = interval_s
+        self._remember = remember
+        self._remember_s = time.monotonic() + REMEMBER_INTERVAL_S
         self._signal = Signal()
         self._checkpoint_s = time.monotonic() + CHECKPOINT_INTERVAL_S
         self._saved_index = store.committed_index
@@ -72,6 +78,7 @@ class EntryFlusher:
             self._prepare()
             if time.monotonic() >= self._checkpoint_s:
                 self.save_checkpoint()
+                self._save_memory()
         except (LogNotWritable, StoreUnreadable) as error:
             self._complain(f"entries are not flushed: {error}")
             self._on_flushed()
@@ -94,6 +101,15 @@ class EntryFlusher:
             self._store.save_checkpoint(committed)
             self._saved_index = committed
         self._checkpoint_s = time.monotonic() + CHECKPOINT_INTERVAL_S
+
+    def _save_memory(self) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._remember_s:
+            self._remember_s = now_s + REMEMBER_INTERVAL_S
+            try:
+                self._remember()
+            except OSError as error:
+                self._complain(f"what is remembered of others is not written down: {error}")
 
     def _complain(self, reason: str) -> None:
         """Each reason once: it stays until the operator does something."""

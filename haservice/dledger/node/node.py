@@ -18,7 +18,9 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from commitlog.disk.files import Files, OSFiles
-from commitlog.dledger.small import TermFile
+from commitlog.disk.store_lock import boot_id
+from commitlog.dledger.layout import NONE
+from commitlog.dledger.small import TermAndVote, TermFile
 from commitlog.dledger.store import EntryStore, EntryStoreOptions, Stamp
 from commitlog.errors import CommitLogError
 from haservice.deadline import Deadline
@@ -26,8 +28,17 @@ from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.node.flusher import EntryFlusher
-from haservice.dledger.node.shell import NodeShell, NodeStatus, Placed, PlacedNow, WaitingAppend, give_up
+from haservice.dledger.node.shell import (
+    MemberLook,
+    NodeShell,
+    NodeStatus,
+    Placed,
+    PlacedNow,
+    WaitingAppend,
+    give_up,
+)
 from haservice.dledger.node.stored_log import StoredLog
+from haservice.dledger.node.whole_file import RecallsFile, WholeFile, check_members
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import REQUESTS
 from haservice.remoting.client import split_addr
@@ -63,6 +74,7 @@ class DLedgerNode:
         flush_interval_s: float = FLUSH_INTERVAL_S,
         stamp: Stamp | None = None,
         least_term: int = 0,
+        boot: str | None = None,
         files: Files | None = None,
         on_status: Callable[[NodeStatus], None] = lambda status: None,
         on_failure: OnFailure = lambda name, error: None,
@@ -70,7 +82,7 @@ class DLedgerNode:
         on_damage: Callable[[int], None] = lambda index: None,
         on_mended: Callable[[int], None] = lambda index: None,
     ) -> None:
-        """Opens the store.  Every term of this member is above `least_term`.
+        """Opens the store.  Every term of this member is above `least_term`.  `boot` is the id of the machine's boot.
 
         Raises StoreLocked, StoreUnreadable, LogNotWritable, OSError.
         """
@@ -81,23 +93,35 @@ class DLedgerNode:
         try:
             path = options.directory / "currterm"
             self._term_file = TermFile(self._files, path, self.store.end_term)
+            check_members(self._files, options.directory, settings.peers)
+            self._whole_file = WholeFile(
+                self._files,
+                options.directory,
+                others=frozenset(settings.others),
+                is_new=self.store.end_index == NONE and self._term_file.now == TermAndVote(),
+                sync=sync,
+                boot=boot_id() if boot is None else boot,
+            )
+            self._recalls_file = RecallsFile(self._files, options.directory)
             if self._term_file.now.term < least_term:
                 self._term_file.save(least_term, None)
         except BaseException:
             self.store.close(clean=False)
             raise
-        self._log = StoredLog(self.store, sync=sync, stamp=stamp)
+        self._log = StoredLog(self.store, sync=sync or not self._whole_file.has_room, stamp=stamp)
         self._flusher = EntryFlusher(
             self.store,
             lambda: self.status.committed_index,
             self._flushed,
             sync=sync,
             interval_s=flush_interval_s,
+            remember=self._save_recalls,
         )
         self._shell = NodeShell(
             settings,
             self._make_member,
             self._term_file,
+            self._whole_file,
             committed_index=self.store.committed_index,
             appended=self._flusher.appended,
             on_status=on_status,
@@ -119,6 +143,8 @@ class DLedgerNode:
             vote=saved.vote,
             committed_index=committed_index,
             asked=asked,
+            record=self._whole_file.record,
+            recalls=self._recalls_file.known,
             source=random.Random(),
         )
 
@@ -154,10 +180,15 @@ class DLedgerNode:
             if self.store.writable is None:
                 self.store.flush()
                 self._flusher.save_checkpoint()
+                self._save_recalls()
+                self._whole_file.stopped()
             self.store.close()
-        except CommitLogError as error:
+        except (CommitLogError, OSError) as error:
             # What it acknowledged is as durable as its mode asks; the next start looks at the rest.
             logger.error("store not closed cleanly id=%s: %s", self._settings.self_id, error)
+
+    def _save_recalls(self) -> None:
+        self._recalls_file.save(self._shell.recalls())
 
     def _flushed(self) -> None:
         self._shell.synced()
@@ -213,6 +244,17 @@ class DLedgerNode:
         future.set_running_or_notify_cancel()
         self._tell(self._shell.hand_over, to, future)
         return future
+
+    def force(self) -> Future[DLedgerResponseCode]:
+        """An operator goes on without those that are silent: this member stands.  SUCCESS says no more than that."""
+        future: Future[DLedgerResponseCode] = Future()
+        future.set_running_or_notify_cancel()
+        self._tell(lambda _, one: self._shell.force(one), None, future)
+        return future
+
+    def look(self) -> MemberLook:
+        """What people have to know of it.  Not on the loop's thread."""
+        return self._shell.look()
 
     def _tell(self, function: Callable[[T, U], None], subject: T, one: U) -> None:
         try:

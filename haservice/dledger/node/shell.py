@@ -36,6 +36,7 @@ from haservice.dledger.events import (
     EntryMended,
     HandOverEnded,
     HandOverTo,
+    LeadByForce,
     LogDamaged,
     LogSynced,
     MemberAction,
@@ -44,14 +45,16 @@ from haservice.dledger.events import (
     RequestCame,
     RoleIs,
     SaveTerm,
+    SaveWhole,
     TellOperator,
     TimePassed,
 )
 from haservice.dledger.log.entry_log import Bodies
 from haservice.dledger.member import DLedgerMember, PeerProgress
-from haservice.dledger.messages import LedgerEntry, PushEntryRequest
+from haservice.dledger.messages import LedgerEntry, PushEntryRequest, Recall
 from haservice.dledger.node.peer_calls import PeerCalls
 from haservice.dledger.node.stored_log import NO_ROOM
+from haservice.dledger.node.whole_file import WholeFile
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import read_request
 from haservice.errors import ProtocolError, RequestError
@@ -92,6 +95,21 @@ class NodeStatus(NamedTuple):
     committed_index: int
 
 
+class MemberLook(NamedTuple):
+    """What people have to know of a member; "" where all is well."""
+
+    not_whole: str
+    """Why it is not whole, and for what it waits."""
+    refuses_cut: str
+    """What its leader wants cut, and this member holds committed."""
+    alone: str
+    """How it came to lead though too few members were whole."""
+    disk: str
+    """Why it cannot write."""
+    answers: str
+    """What the others have answered to this candidate."""
+
+
 class WaitingAppend:
     """An append of the broker above, until the member has ended it."""
 
@@ -125,6 +143,7 @@ class NodeShell:
         settings: MemberSettings,
         make_member: Callable[[int, int], DLedgerMember],
         term_file: TermFile,
+        whole_file: WholeFile,
         *,
         committed_index: int,
         appended: Callable[[], None],
@@ -137,7 +156,7 @@ class NodeShell:
         self._settings = settings
         self._make_member = make_member
         self._member = make_member(committed_index, 0)
-        self._term_file = term_file
+        self._term_file, self._whole_file = term_file, whole_file
         self._appended = appended
         self._on_status = on_status
         self._on_failure = on_failure
@@ -208,6 +227,10 @@ class NodeShell:
         if self._begin_to_wait(future):
             self.post(HandOverTo(future, to))
 
+    def force(self, future: Future[DLedgerResponseCode]) -> None:
+        if self._begin_to_wait(future):
+            self.post(LeadByForce(future))
+
     def _begin_to_wait(self, one: WaitingAppend | Future[DLedgerResponseCode]) -> bool:
         if self._closed is not None:
             give_up(one)
@@ -266,6 +289,20 @@ class NodeShell:
         with self._lock:
             return self._member.peers()
 
+    def recalls(self) -> dict[str, Recall]:
+        """What the member remembers of the others.  Any thread but the loop's."""
+        with self._lock:
+            return self._member.recalls()
+
+    def look(self) -> MemberLook:
+        """Any thread but the loop's."""
+        with self._lock:
+            member = self._member
+            state = member.state
+            return MemberLook(
+                member.not_whole, state.refuses_cut, state.record.alone, state.disk_trouble, member.answers
+            )
+
     def _take_step(self, events: list[MemberEvent]) -> None:
         assert self._lock.locked()
         try:
@@ -300,7 +337,9 @@ class NodeShell:
     def _act(self, action: MemberAction) -> None:
         match action:
             case SaveTerm(term, vote):
-                self._save(term, vote)
+                self._save(f"the vote of term {term}", lambda: self._term_file.save(term, vote))
+            case SaveWhole(record):
+                self._save("whether it is whole", lambda: self._whole_file.save(record))
             case AskPeer(_, _, PushEntryRequest()) if self._lent is not None:
                 self._lent.put(action)
             case AskPeer() | AnswerAsked():
@@ -340,12 +379,12 @@ class NodeShell:
             case _:
                 raise AssertionError(f"no such action: {action}")
 
-    def _save(self, term: int, vote: str | None) -> None:
+    def _save(self, what: str, save: Callable[[], None]) -> None:
         try:
-            self._term_file.save(term, vote)
+            save()
         except OSError as error:
             if error.errno in NO_ROOM:
-                raise _NoRoom(f"the vote of term {term} is not saved: {error}") from error
+                raise _NoRoom(f"{what} is not saved: {error}") from error
             raise
 
     # -- rest and end -------------------------------------------------------------------------------

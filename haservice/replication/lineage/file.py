@@ -11,6 +11,7 @@
     command       a role given by command, until the properties file asks for another one
     sealed        no master of this epoch, or of an older one, gets an ack of ours any more; see docs/failover.md
     joined        the newest epoch that a coordinator has told us
+    acknowledged  of a slave: up to where its masters have told that its log is acknowledged, see slave/shown_end.py
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
 It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
@@ -139,10 +140,14 @@ class LineageState:
     pledge: Pledge | None = None
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
+    lost_power: bool = False
+    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back."""
     sealed: int = -1
     """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
     joined: int = -1
     """The newest epoch that was read in a coordinator; -1 if none ever was."""
+    acknowledged: int = 0
+    """Below here consumers may read this broker as a slave with haReadMark=STRICT."""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
 
@@ -151,25 +156,31 @@ class LineageState:
         return self.sealed >= 0 and (epoch <= self.sealed or of_one_promotion(epoch, self.sealed))
 
 
-def without_its_log(state: LineageState) -> dict[str, Any]:
-    """What changes before the log is emptied, or once it is found so.  Until it reaches a master's end again it lacks
-    what it acknowledged, and no master counts for that but of the last epoch in which it did, or of a newer one.
+def without_its_log(state: LineageState, newest: int = -1) -> dict[str, Any]:
+    """What changes before the log is emptied, or once it is found so, or found to be an older copy.  Until it reaches
+    a master's end again it lacks what it acknowledged, and no master counts for that but of the last epoch in which
+    it did, or of a newer one; of `newest`, if that is known to be the last one.
     """
-    last, changes = state.lineage.last, dict[str, Any](whole_from=OFFSET_MAX)
-    if state.joined >= 0 and last is not None:
-        before = last.number // PROMOTION_STEP * PROMOTION_STEP - 1
-        changes["sealed"] = max(state.sealed, before)
+    last, changes = state.lineage.last, dict[str, Any](whole_from=OFFSET_MAX, lost_power=False)
+    epoch = max(last.number if last is not None else -1, newest)
+    if epoch >= 0 and max(state.joined, newest) >= 0:
+        changes["sealed"] = max(state.sealed, epoch // PROMOTION_STEP * PROMOTION_STEP - 1)
     return changes
 
 
-def whole_again_from(whole_from: int, end: int, master_end: int) -> int:
-    """`whole_from` of a slave whose log ends at `end`, once it follows a master.
+def without_power(state: LineageState, end: int) -> dict[str, Any]:
+    """What changes once a power cut may have taken what was acknowledged, of a log that ends at `end` now."""
+    return {"whole_from": OFFSET_MAX, "lost_power": state.lost_power or end >= state.whole_from}
+
+
+def whole_again_from(whole_from: int, end: int, master_end: int, acked: int = -1) -> int:
+    """`whole_from` of a slave whose log ends at `end`, once it follows a master, who remembers acks up to `acked`.
 
     The master has what may be lost here, so the log is whole again at the end of the master's.  From then on it stays
     whole, however far it is behind at its next connection.  The mark stays, too: a machine that goes down may take
     what had come by then.
     """
-    return master_end if end < whole_from else whole_from
+    return master_end if end < max(whole_from, acked) else whole_from
 
 
 def lacks_its_log(state: LineageState, log: LogSpan) -> bool:
@@ -213,6 +224,11 @@ class LineageFile:
         """The machine's present boot, and the mount of the log's disk."""
         self.booted_anew = not is_same_storage(self.state.boot_id, self.boot)
         """Whether the machine was started, or the log's disk mounted, since the last start of this broker."""
+        if not self.boot:
+            logger.error(
+                "this system tells no boot id, so a start that follows no clean stop counts as one after a power cut"
+                " path=/proc/sys/kernel/random/boot_id"
+            )
         if self.booted_anew:
             self._in_doubt = self.state.lineage.epochs
         if self.is_new:
@@ -231,10 +247,13 @@ class LineageFile:
                 raise ListChanged("the list of replicas has changed just now; try again")
             return self._replace(**changes)
 
-    def followed(self, lineage: Lineage, *, end: int, cut: bool = False, **changes: Any) -> LineageState:
+    def followed(
+        self, lineage: Lineage, *, end: int, cut: bool = False, acked: int = -1, **changes: Any
+    ) -> LineageState:
         """As update(), for a slave that follows a master with this lineage.  A pledge to one of its epochs,
         or to an older one, is over; a pledge given at the same time to another epoch stands.  `end` is where
-        our log ends.  `cut`: the slave had to cut bytes first.  Raises OSError.
+        our log ends, `acked` how far our acks went, as the master remembers.  `cut`: the slave had to cut bytes
+        first.  Raises OSError.
         """
         with self._lock:
             pledge, last = self.state.pledge, lineage.last
@@ -246,8 +265,9 @@ class LineageFile:
                 and self.state.lineage.last not in self._in_doubt
             ):
                 changes["past"] = _past(self.state, lineage, own_unwritten=True)
-            whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"])
+            whole_from = whole_again_from(self.state.whole_from, end, changes["master_end"], acked)
             changes |= {"pledge": pledge, "whole_from": whole_from, "given": ReplicaList()}
+            changes["acknowledged"] = min(self.state.acknowledged, end)
             return self._replace(lineage=lineage, **changes)
 
     def begin(self, epoch: Epoch) -> LineageState:
@@ -262,19 +282,34 @@ class LineageFile:
     def saw_all(self, replicas: Mapping[str, Replica]) -> None:
         """As saw(), with one write for all."""
         with self._lock:
-            known = {**self.state.replicas, **replicas}
+            known = {
+                **self.state.replicas,
+                **{name: self._furthest(name, one) for name, one in replicas.items()},
+            }
             gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
             known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
             self._replace(replicas=_newest(known))
 
-    def heard_master(self, lineage: Lineage, end: int, heard_ms: int) -> None:
-        """Notes that the master's log goes up to `end`, as heard in this lineage; ignored in another one.
+    def _furthest(self, replica_id: str, now: Replica) -> Replica:
+        """Its acks stay known: a slave whose log was put back from an older copy hears of them."""
+        known = self.state.replicas.get(replica_id)
+        return (
+            now
+            if known is None or known.offset <= now.offset
+            else msgspec.structs.replace(now, offset=known.offset)
+        )
 
-        Raises OSError.
+    def heard_master(
+        self, lineage: Lineage, end: int, heard_ms: int, acknowledged: int | None = None
+    ) -> None:
+        """Notes that the master's log goes up to `end`, and is acknowledged up to `acknowledged` if it told that.
+
+        As heard in this lineage; ignored in another one.  Raises OSError.
         """
         with self._lock:
             if lineage == self.state.lineage:
-                self._replace(master_end=end, master_heard_ms=heard_ms)
+                told = self.state.acknowledged if acknowledged is None else acknowledged
+                self._replace(master_end=end, master_heard_ms=heard_ms, acknowledged=told)
 
     def started(self) -> None:
         """Notes the present boot and mount: the next start compares with these for booted_anew."""
@@ -354,8 +389,10 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     members: Any = None
     given: Any = None
     whole_from: int = 0
+    lost_power: bool = False
     sealed: int = -1
     joined: int = -1
+    acknowledged: int = 0
     past: list[Any] = []
     pledge: Pledge | UnsetType | None = None
     command: RoleCommand | UnsetType | None = None

@@ -76,7 +76,7 @@ class HAConnection:
     bytes are pushed, and `loop`, if there is one, reads the reports.  With a `greeting`, a slave of ours may
     greet.  The read thread calls `on_greeted(connection, answer)` before the slave gets its answer, and
     `on_joined(connection)` after the first report of such a slave: the slave has written down what the answer
-    said by then.
+    said by then.  `acknowledged` gives up to where the log has the acks that an OK takes.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class HAConnection:
         greeting: MasterGreeting | None = None,
         on_greeted: Callable[[HAConnection, GreetingAnswer], None] = lambda _, __: None,
         on_joined: Callable[[HAConnection], None] = lambda _: None,
+        acknowledged: Callable[[], int] = lambda: 0,
     ) -> None:
         self.peer = peer
         self.spoke = False
@@ -123,6 +124,7 @@ class HAConnection:
         self._greeting = greeting
         self._on_greeted = on_greeted
         self._on_joined = on_joined
+        self._acknowledged = acknowledged
         self._log = log
         self._group = group
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
@@ -272,6 +274,7 @@ class HAConnection:
             with self._group.lock:
                 self.progress.verify(slave.replica_id, slave.position if starts_anew else slave.log.start)
             self.slave, self.listed = slave, answer.verdict.members
+            self.outgoing.acknowledged = self._acknowledged if slave.takes_marks else None
         self._send(answer.encoded)
         if not accepted:
             verdict = answer.verdict

@@ -53,7 +53,7 @@ class Greets:
 
 
 class Greeter:
-    """`connections` gives the present connections, oldest first."""
+    """`connections` gives the present connections, oldest first; `acknowledged` is MasterGreeting's."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Greeter:
         in_sync: InSync,
         connections: Callable[[], Sequence[HAConnection]],
         doors: SecureDoors | None,
+        acknowledged: Callable[[], int],
     ) -> None:
+        self._acknowledged = acknowledged
         self._greets = greets
         self._role = role
         self._log = log
@@ -89,8 +91,14 @@ class Greeter:
             lambda: lineage.state.lineage,
             objection=lambda slave: self._why_taken(slave, peer),
             members=lambda slave: self._list_with(self._believed(transport.secured, slave)),
+            acked=self._acked,
             is_appointed=lineage.state.joined >= 0,
+            acknowledged=self._acknowledged,
         )
+
+    def _acked(self, slave: SlaveHello) -> int:
+        known = self._greets.lineage.state.replicas.get(slave.replica_id)
+        return known.offset if known is not None else -1
 
     def greeted(self, connection: HAConnection, answer: GreetingAnswer) -> None:
         """Called before the slave is answered."""
@@ -126,6 +134,13 @@ class Greeter:
             reported = connection.progress.reported
             offset = reported if reported >= 0 else connection.slave.position
             self.recorder.left(connection.slave.replica_id, offset, self._in_sync.heard_ms(connection))
+
+    def forget_lost_acks(self) -> None:
+        """Call it at the start: of what this broker was told as a slave, its log may have lost the end, and other
+        bytes take that place now.  Raises OSError."""
+        lineage, end = self._greets.lineage, self._log.end
+        if lineage.state.acknowledged > end:
+            lineage.update(acknowledged=end)
 
     # -- the list of replicas -----------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from commitlog.disk.files import Buffer
 from commitlog.log.segment import Window
 from haservice.replication.master.progress import SlaveProgress
 from haservice.replication.rates_and_backoff import Growth, RateMeter
-from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER
+from haservice.replication.wire.protocol import HEADER_BYTES, TRANSFER_HEADER, mark_bytes
 from haservice.replication.wire.transport import Transport
 
 # The writer holds a segment for this many transfers at a time, which makes its part of the work cheap.
@@ -31,6 +31,8 @@ TRANSFERS_PER_WINDOW = 64
 PUSH_BYTES_MAX = 256 * 1024
 # With less than this left to send, a slave whose bytes gather has caught up.
 GATHER_BYTES = 1024 * 1024
+# How often, at most, a slave that asked for it is told how far the log is acknowledged.
+MARK_S = 1.0
 # What is pushed is metered this often.
 METER_S = 0.02
 # The kernel takes so many pieces with one call.
@@ -120,7 +122,8 @@ class Outgoing:
 
     With a `linger_s` nothing is pushed.  What comes while the link rests is sent at once.  What follows
     gathers for `linger_s`: while messages flow, no append has to wake the writer.  `failed` is the error that
-    ended a push; the push has shut the link down.
+    ended a push; the push has shut the link down.  `acknowledged`, set before the writer starts, gives the mark
+    for a slave that asked for marks.
     """
 
     def __init__(
@@ -136,6 +139,8 @@ class Outgoing:
     ) -> None:
         self.rate = RateMeter(time.monotonic())
         self.failed: OSError | None = None
+        self.acknowledged: Callable[[], int] | None = None
+        self._told, self._told_s = 0, time.monotonic()
         self._transport = transport
         self._prompt = None if linger_s else transport.prompt
         self._log = log
@@ -222,7 +227,7 @@ class Outgoing:
             with self._turn:
                 wrote = self.send_some()
             if not wrote:
-                log.follow(self.position, self._last_write_s + self._heartbeat_s)
+                log.follow(self.position, self._wake_s())
             elif self._linger_s and log.end - self._progress.sent < GATHER_BYTES:
                 stop.wait(self._linger_s)
 
@@ -233,6 +238,8 @@ class Outgoing:
         if self._rest is not None:
             self._send_rest(self._rest)
             self._last_write_s = time.monotonic()
+        if self.acknowledged is not None and now_s - self._told_s >= MARK_S:
+            self._tell_mark(self.acknowledged(), now_s)
         if now_s - self._last_write_s >= self._heartbeat_s:
             self.send_heartbeat()
             self._last_write_s = now_s
@@ -287,7 +294,20 @@ class Outgoing:
             size -= sent
 
     def send_heartbeat(self) -> None:
-        header = TRANSFER_HEADER.pack(self._progress.sent, 0)
+        self._send_all(TRANSFER_HEADER.pack(self._progress.sent, 0))
+
+    def _wake_s(self) -> float:
+        """When there is something to say though nothing was appended."""
+        heartbeat_s = self._last_write_s + self._heartbeat_s
+        return heartbeat_s if self.acknowledged is None else min(heartbeat_s, self._told_s + MARK_S)
+
+    def _tell_mark(self, mark: int, now_s: float) -> None:
+        self._told_s = now_s
+        if mark > self._told:
+            self._send_all(mark_bytes(mark))
+            self._told, self._last_write_s = mark, now_s
+
+    def _send_all(self, data: bytes) -> None:
         # Only a timeout cuts such a small write short.
-        if self._transport.send(header) != len(header):
+        if self._transport.send(data) != len(data):
             raise BlockingIOError

@@ -95,7 +95,14 @@ class MasterHAService(Generic[T]):
         self._greeter: Greeter | None = None
         if greets is not None and listed is not None:
             self._greeter = Greeter(
-                greets, role.value, log, listed, self._in_sync, lambda: self._accept.connections, doors
+                greets,
+                role.value,
+                log,
+                listed,
+                self._in_sync,
+                lambda: self._accept.connections,
+                doors,
+                acknowledged=self.shown_by_slaves,
             )
         self._threads, self._accepting = HAThreads(), HAThreads()
         self._on_failure = on_failure
@@ -125,6 +132,7 @@ class MasterHAService(Generic[T]):
         self._accept.open()
         if self._greeter is not None:
             self._greeter.take_list()
+            self._greeter.forget_lost_acks()
             self._threads.start(Service("ha-recorder", self._greeter.recorder, self._on_failure))
         self._threads.start(Service("ha-group-transfer", self._group, self._on_failure))
         self._accepting.start(Service("ha-accept", self._accept, self._on_failure))
@@ -168,6 +176,11 @@ class MasterHAService(Generic[T]):
         if self._role is not BrokerRole.SYNC_MASTER:
             return end
         return self._mark.readable_end(self._group.furthest(), end)
+
+    def shown_by_slaves(self) -> int:
+        """Up to where slaves with haReadMark=STRICT may show the log: what has the acks that an OK takes."""
+        end = self._log.flushed if self._shows_flushed else self._log.end
+        return end if self._role is not BrokerRole.SYNC_MASTER else min(self.acknowledged, end)
 
     def return_waits_to(self, on_acked: Callable[[list[T], bool], None]) -> None:
         """Sets on_acked, before the first wait; for one that is built after this service, and uses it."""
@@ -239,7 +252,10 @@ class MasterHAService(Generic[T]):
         if greeter is None:
             return connection()
         return connection(
-            greeting=greeter.greeting(transport, peer), on_greeted=greeter.greeted, on_joined=greeter.joined
+            greeting=greeter.greeting(transport, peer),
+            on_greeted=greeter.greeted,
+            on_joined=greeter.joined,
+            acknowledged=self.shown_by_slaves,
         )
 
     def _closed(self, connection: HAConnection, error: Exception | None) -> None:

@@ -41,10 +41,11 @@ from haservice.replication.slave.dial import dial, parse_address
 from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
 from haservice.replication.slave.session import SlaveSession
+from haservice.replication.slave.shown_end import ShownEnd
 from haservice.replication.slave.states import State
 from haservice.replication.status import MasterHeard, MasterLinkStatus
 from haservice.replication.wire.hello import MasterHello
-from haservice.replication.wire.protocol import Run
+from haservice.replication.wire.protocol import Run, TransferReader
 from haservice.replication.wire.secure import SecureDoors
 from haservice.replication.wire.transport import PlainTransport, Transport
 from haservice.replication.wire.wakeup import Wakeup
@@ -63,7 +64,9 @@ class HAClient:
     `damage` says what is wrong with us, if anything: then we neither append nor report.  `flush`, if given,
     is called before every report, so that reports speak of flushed bytes.  `boundary` says up to where our
     log is known to be whole records.  With a `rejoin`, masters of ours are greeted.  `objection` says why a
-    master may not be followed, see SlaveSession.  `on_lost` is called when the link to a master of ours has ended.
+    master may not be followed, see SlaveSession.  `on_greeted` gets the address for clients of a master of ours once
+    our log is one with its own; `on_lost` is called when the link to it has ended.
+    `shown` is told what a master says to be acknowledged.
     """
 
     def __init__(
@@ -81,10 +84,14 @@ class HAClient:
         check: IncomingCheck | None = None,
         objection: Callable[[MasterHello | None], str] = lambda _: "",
         on_lost: Callable[[], None] = lambda: None,
+        on_greeted: Callable[[str], None] = lambda _: None,
+        shown: ShownEnd | None = None,
     ) -> None:
         recovered_end = log.end
         boundary = boundary if boundary is not None else lambda: recovered_end
         self._arrivals = ArrivalsReader(log.segment_bytes) if native.core is not None else None
+        self._reader = self._arrivals or TransferReader(log.segment_bytes)
+        self._shown = shown
         self._session = SlaveSession(
             config,
             log,
@@ -95,12 +102,13 @@ class HAClient:
             damage=damage,
             objection=objection,
             backoff=backoff,
-            reader=self._arrivals,
+            reader=self._reader,
         )
         self._log = log
         self._flush = flush
         self._rejoin = rejoin
         self._on_lost = on_lost
+        self._on_greeted = on_greeted
         self._greeted = False  # by a master of ours, over the present link
         self._doors = doors
         self._clock_ms = clock_ms
@@ -286,6 +294,8 @@ class HAClient:
             case ForgetEpochs():
                 assert self._rejoin is not None
                 self._rejoin.follow_stock()
+                if self._shown is not None:
+                    self._shown.untold()
             case DoRejoin():
                 return self._do_rejoin(action)
             case Break(error):
@@ -305,10 +315,15 @@ class HAClient:
         assert self._rejoin is not None
         if self._left:
             return ()
-        plan = action.greeting.plan
+        plan, master = action.greeting.plan, action.greeting.master
         assert plan is not None
+        assert master is not None
         self._rejoin.carry_out(action.greeting)
         self._greeted = True
+        if self._shown is not None:
+            self._shown.rejoined(plan.position, master.acknowledged)
+            self._reader.on_mark = self._shown.told
+        self._on_greeted(master.broker_addr)
         logger.info(
             "greeted by master addr=%s plan=%s offset=%d",
             *(self._session.address, plan.step.name, plan.position),

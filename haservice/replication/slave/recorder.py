@@ -1,7 +1,8 @@
 """MasterRecorder: a slave writes down up to where its master's log goes, in its thread `ha-recorder`.
 
 It writes every 10 s while that end moves, and when the recorder ends.  That end helps
-to choose the next master after a death, also when the slave has restarted since.
+to choose the next master after a death, also when the slave has restarted since.  With it goes up to where the
+master's log is acknowledged, if it tells that.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ STILL_MS = 60_000
 
 
 class MasterRecorder:
-    """The task of ha-recorder.  `heard` gives what the slave's link knows of the master's log."""
+    """The task of ha-recorder.  `heard` gives what the slave's link knows of the master's log, `acknowledged` up to
+    where it is acknowledged, None if that is not told."""
 
-    def __init__(self, lineage: LineageFile, heard: Callable[[], MasterHeard]) -> None:
+    def __init__(
+        self,
+        lineage: LineageFile,
+        heard: Callable[[], MasterHeard],
+        acknowledged: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._lineage = lineage
         self._heard = heard
+        self._acknowledged = acknowledged
         self._woken = threading.Event()
         self._throttle = LogThrottle()
 
@@ -40,12 +48,13 @@ class MasterRecorder:
 
     def _record(self, *, at_end: bool) -> None:
         lineage = self._lineage.state.lineage  # taken before `heard`: the end must not count for a newer one
-        heard, state = self._heard(), self._lineage.state
+        heard, acknowledged, state = self._heard(), self._acknowledged(), self._lineage.state
         age_ms = heard.at_ms - state.master_heard_ms
-        if heard.end < 0 or (heard.end == state.master_end and age_ms < (1 if at_end else STILL_MS)):
+        still = heard.end == state.master_end and acknowledged in (None, state.acknowledged)
+        if heard.end < 0 or (still and age_ms < (1 if at_end else STILL_MS)):
             return
         try:
-            self._lineage.heard_master(lineage, heard.end, heard.at_ms)
+            self._lineage.heard_master(lineage, heard.end, heard.at_ms, acknowledged)
         except OSError as error:
             if self._throttle.ready():
                 logger.error("the master's end is not written down reason=%s", error)

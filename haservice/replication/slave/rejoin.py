@@ -67,7 +67,10 @@ class ReplicaStore(Protocol):
 
 
 class Rejoin:
-    """A slave's part in greetings, for all its connections.  Owned by ha-client."""
+    """A slave's part in greetings, for all its connections.  Owned by ha-client.
+
+    `on_cut` is called when the log, and the queues, have lost what the master does not have.
+    """
 
     def __init__(
         self,
@@ -76,13 +79,17 @@ class Rejoin:
         log: ReplicaLog,
         store: ReplicaStore | None,
         *,
+        on_cut: Callable[[], None] = lambda: None,
         flushes: bool = False,
+        takes_marks: bool = False,
     ) -> None:
+        self._on_cut = on_cut
         self._facts = facts
         self.lineage = lineage
         self._log = log
         self._store = store
         self._flushes = flushes
+        self._takes_marks = takes_marks
 
     def objection(self, master: MasterHello | None) -> str:
         """Why this master may not be followed, by what was promised; "" if it may.  None: a stock master."""
@@ -115,6 +122,7 @@ class Rejoin:
             self._log,
             state.lineage,
             flushes=self._flushes,
+            takes_marks=self._takes_marks,
             is_appointed=state.joined >= 0,
         )
 
@@ -131,6 +139,7 @@ class Rejoin:
                 plan.lost_bytes,
                 kept,
             )
+            self._on_cut()
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
         assert self._log.end == plan.position, (self._log.end, plan)
@@ -142,6 +151,7 @@ class Rejoin:
             master_heard_ms=wall_clock_ms(),
             members=greeting.members,
             cut=plan.lost_bytes > 0,
+            acked=greeting.acked,
         )
 
     def follow_stock(self) -> None:

@@ -17,6 +17,7 @@ from haservice.replication.service import HAThreads
 from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.recorder import MasterRecorder
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
+from haservice.replication.slave.shown_end import ShownEnd
 from haservice.replication.status import HAStatus
 from haservice.replication.wire.secure import SecureDoors
 from haservice.service import Service
@@ -31,9 +32,10 @@ class Log(ReplicaLog, Protocol):
 
 
 class SlaveHAService:
-    """`damage`, `flush`, `boundary`, `rejoin`, `check` and `on_lost` are HAClient's.
+    """`damage`, `flush`, `boundary`, `rejoin`, `check`, `on_lost` and `on_greeted` are HAClient's.
 
     With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers see only flushed bytes.
+    `on_mark` is called when STRICT shows more: the master has told that more is acknowledged.
     `doors` says how it connects.  `on_failure(thread, error)` is told of a thread that died.
     """
 
@@ -51,9 +53,14 @@ class SlaveHAService:
         doors: SecureDoors | None = None,
         check: IncomingCheck | None = None,
         on_lost: Callable[[], None] = lambda: None,
+        on_mark: Callable[[], None] = lambda: None,
+        on_greeted: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._log = log
         self._lineage = rejoin.lineage if rejoin is not None else None
+        self._shown = None
+        if config.read_mark is ReadMark.STRICT and self._lineage is not None:
+            self._shown = ShownEnd(min(self._lineage.state.acknowledged, log.end), on_mark)
         self._shows_flushed = flush is not None and config.read_mark is not ReadMark.OFF
         self._client = client = HAClient(
             config,
@@ -67,10 +74,12 @@ class SlaveHAService:
             check=check,
             objection=rejoin.objection if rejoin is not None else lambda _: "",
             on_lost=on_lost,
+            on_greeted=on_greeted,
+            shown=self._shown,
         )
         self._recorder: MasterRecorder | None = None
         if self._lineage is not None:
-            self._recorder = MasterRecorder(self._lineage, lambda: client.heard)
+            self._recorder = MasterRecorder(self._lineage, lambda: client.heard, self._acknowledged)
         self._threads = HAThreads()
         self._on_failure = on_failure
         client.set_master_address(config.master_address)
@@ -104,8 +113,12 @@ class SlaveHAService:
         self._client.regreet()
 
     def readable_end(self) -> int:
-        """The stored end; with SYNC_FLUSH, the flushed end.  A slave has no high-water mark."""
-        return self._log.flushed if self._shows_flushed else self._log.end
+        """The stored end; with SYNC_FLUSH, the flushed end; with STRICT, no more than is acknowledged."""
+        end = self._log.flushed if self._shows_flushed else self._log.end
+        return end if self._shown is None else min(end, self._shown.end)
+
+    def _acknowledged(self) -> int | None:
+        return None if self._shown is None else self._shown.acknowledged
 
     def status(self) -> HAStatus:
         end = self._log.end

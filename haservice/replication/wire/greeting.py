@@ -105,8 +105,10 @@ def span_of(log: GreetedLog) -> LogSpan:
 class MasterGreeting:
     """The master's half, for one connection.  `role` is its brokerRole; `lineage` gives its epochs.
 
+    `acknowledged` gives up to where the log has the acks that an OK takes; None tells nobody.
     `objection(slave)` may say why this slave may not come now, for a reason that its hello does not show.
     `members(slave)` gives the list of replicas with this slave on it, written down; None keeps no list.
+    `acked(slave)` says how far that replica's acks went, as it was written down; -1 if it was not.
     `is_appointed` is plan()'s.
     """
 
@@ -120,9 +122,13 @@ class MasterGreeting:
         nonce: Callable[[], str] = lambda: secrets.token_hex(16),
         objection: Callable[[SlaveHello], str] = lambda _: "",
         members: Callable[[SlaveHello], ReplicaList] | None = None,
+        acked: Callable[[SlaveHello], int] = lambda _: -1,
         is_appointed: bool = False,
+        acknowledged: Callable[[], int] | None = None,
     ) -> None:
         self._is_appointed = is_appointed
+        self._acknowledged = acknowledged
+        self._acked = acked
         self._nonce = nonce
         self._objection = objection
         self._members = members
@@ -154,6 +160,7 @@ class MasterGreeting:
             nonce=self._nonce(),
             heartbeat_ms=self._facts.heartbeat_ms,
             software=self._facts.software,
+            acknowledged=self._acknowledged() if self._acknowledged is not None else -1,
         )
         return greeting_bytes(HELLO_OFFSET, self.said.encode())
 
@@ -167,12 +174,12 @@ class MasterGreeting:
         if outcome is not GreetingOutcome.ACCEPTED:
             return _answer(outcome, slave, Verdict(False, reason, again))
         if self._members is None:
-            return _answer(outcome, slave, Verdict(True))
+            return _answer(outcome, slave, Verdict(True, acked=self._acked(slave)))
         members = self._members(slave)
         if slave.replica_id not in members.replicas:
             full = f"the list of replicas has its {len(members.replicas)} at most; mqadmin forget makes room"
             return _answer(GreetingOutcome.REFUSED, slave, Verdict(False, full))
-        return _answer(outcome, slave, Verdict(True, members=members))
+        return _answer(outcome, slave, Verdict(True, members=members, acked=self._acked(slave)))
 
     def _judge(self, slave: SlaveHello, said: MasterHello) -> tuple[GreetingOutcome, str, bool]:
         """Outcome, reason, and whether the slave should ask again soon."""
@@ -236,14 +243,14 @@ class MasterGreeting:
         if justified and digest(self._log.read, point - slave.digest_bytes, point) == slave.digest:
             return ""
         return (
-            f"the {slave.digest_bytes} bytes below {point} are not the same in both logs, though by their "
-            "epochs they should be: one of the two must be discarded (mqadmin reinit renews the slave's)"
+            f"the {slave.digest_bytes} bytes below {point} are not the same in both logs, though by their"
+            f" epochs they should be{_whose_log_stays(said, slave.broker_addr, slave.log.end)}"
         )
 
 
 class SlaveGreeting:
-    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `is_appointed` is
-    plan()'s.
+    """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `takes_marks`: it
+    wants to be told how far the log is acknowledged; `is_appointed` is plan()'s.
     """
 
     def __init__(
@@ -254,9 +261,11 @@ class SlaveGreeting:
         lineage: Lineage,
         *,
         flushes: bool = False,
+        takes_marks: bool = False,
         is_appointed: bool = False,
     ) -> None:
         self._is_appointed = is_appointed
+        self._takes_marks = takes_marks
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
@@ -268,6 +277,8 @@ class SlaveGreeting:
         """The list to write down before the first report; set once on_verdict() has returned."""
         self.plan: Plan | None = None
         """What to do before the first report; set once on_verdict() has returned."""
+        self.acked = -1
+        """How far our acks went, as the master remembers it; -1 if it does not.  Set with `members`."""
         self._strange: tuple[str, str] | None = None
 
     @property
@@ -297,9 +308,8 @@ class SlaveGreeting:
             lineage, log, master.lineage, master.log, self._replica_id, is_appointed=self._is_appointed
         )
         if decided.step is Step.REFUSE:
-            raise GreetingRefused(
-                decided.step.name, f"{decided.reason}; one of the two logs must be discarded"
-            )
+            way_out = _whose_log_stays(master, self._facts.broker_addr, log.end)
+            raise GreetingRefused(decided.step.name, decided.reason + way_out)
         point = min(decided.position, master.log.end)
         begin = self._digest_begin(max(log.start, master.log.start), point, log.end)
         return self._hello(master, lineage, log, decided.position, begin, point)
@@ -323,6 +333,7 @@ class SlaveGreeting:
             heartbeat_ms=self._facts.heartbeat_ms,
             software=self._facts.software,
             keeps_list=True,
+            takes_marks=self._takes_marks,
         )
         return slave_hello_block(hello.encode())
 
@@ -338,7 +349,7 @@ class SlaveGreeting:
             raise GreetingRefused(self.plan.step.name, reason, again=verdict.again)
         if not verdict.accepted:
             raise GreetingRefused("VERDICT", f"refused by the master: {verdict.reason}", again=verdict.again)
-        self.members = verdict.members
+        self.members, self.acked = verdict.members, verdict.acked
         return self.plan
 
     def _digest_begin(self, floor: int, point: int, log_end: int) -> int:
@@ -351,6 +362,20 @@ class SlaveGreeting:
             if begin == floor or size >= DIGEST_BYTES_MAX or not _only_zeros(self._log, begin, upper):
                 return begin
             size, upper = 2 * size, begin
+
+
+def _whose_log_stays(master: MasterHello, slave_addr: str, slave_end: int) -> str:
+    """What an operator can do about two logs that do not go together, to end a sentence.
+
+    A slave with the longer log may be the only one that has its messages: nobody is told to empty it.
+    """
+    keep = (
+        f"to keep this slave's log, stop the master, run mqadmin failover -b {master.broker_name} --to {slave_addr},"
+        " and start the old master again"
+    )
+    if slave_end > master.log.end:
+        return f"; this slave's log is the longer one, up to {slave_end}, and may be the only copy: {keep}"
+    return f"; {keep}; to keep the master's, run mqadmin reinit -b {slave_addr}, which shows what the master lacks"
 
 
 def _only_zeros(log: GreetedLog, begin: int, end: int) -> bool:
@@ -375,7 +400,7 @@ def _strangers(
         )
     if replica_id == master.replica_id:
         return "IDENTITY", (
-            f"master and slave have the same replica id {replica_id}: one's lineage/state.json is a copy of "
-            "the other's; delete it on the one that was copied"
+            f"master and slave have the same replica id {replica_id}: one's store is a copy of the other's; restart"
+            " the slave while the master runs, and it gets an id of its own"
         )
     return None

@@ -64,6 +64,9 @@ class MasterHello:
     """How often it speaks at least; 0 if it does not say."""
     software: str = ""
     """Its version of haservice, for people; "" before 0.5."""
+    acknowledged: int = -1
+    """Up to where its log has the acks that an OK takes; it tells slaves that ask when that moves.  -1: it tells
+    nothing."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -80,6 +83,7 @@ class MasterHello:
                 "segmentBytes": self.segment_bytes,
                 "start": self.log.start,
                 "end": self.log.end,
+                "acknowledged": self.acknowledged,
                 "epochs": encode_epochs(self.lineage),
             }
         )
@@ -100,6 +104,7 @@ class MasterHello:
             nonce=_nonce(said),
             heartbeat_ms=_heartbeat_ms(said),
             software=_words(said.get("haserviceVersion"))[:_SOFTWARE_MAX],
+            acknowledged=_number(said, "acknowledged", least=-1) if "acknowledged" in said else -1,
         )
 
 
@@ -128,6 +133,8 @@ class SlaveHello:
     """Whether it writes down the verdict's list before it reports; slaves before 0.5 do not."""
     software: str = ""
     """As in the master's hello."""
+    takes_marks: bool = False
+    """Whether it wants to be told how far the log is acknowledged."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -147,6 +154,7 @@ class SlaveHello:
                 "digest": self.digest,
                 "flushes": self.flushes,
                 "keepsList": self.keeps_list,
+                "takesMarks": self.takes_marks,
                 "epochs": encode_epochs(self.lineage),
             }
         )
@@ -170,6 +178,7 @@ class SlaveHello:
             heartbeat_ms=_heartbeat_ms(said),
             software=_words(said.get("haserviceVersion"))[:_SOFTWARE_MAX],
             keeps_list=said.get("keepsList") is True,
+            takes_marks=said.get("takesMarks") is True,
         )
 
 
@@ -178,16 +187,19 @@ class Verdict:
     """Whether the slave may go on as it said; if not, why, and whether to ask again soon.
 
     `members` is the list of replicas that the slave has to write down before its first report; masters before
-    0.5 send an empty one.
+    0.5 send an empty one.  `acked` is how far this slave's acks went by what the master wrote down; -1 if nothing.
     """
 
     accepted: bool
     reason: str = ""
     again: bool = False
     members: ReplicaList = ReplicaList()  # noqa: RUF009 - frozen
+    acked: int = -1
 
     def encode(self) -> bytes:
-        said = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        said: dict[str, Any] = {"accepted": self.accepted, "reason": self.reason, "again": self.again}
+        if self.acked >= 0:
+            said["acked"] = self.acked
         return orjson.dumps({**said, "members": encode_members(self.members)})
 
     @classmethod
@@ -195,7 +207,8 @@ class Verdict:
         """Raises ProtocolError."""
         said = _object(body, "the master's verdict")
         accepted, again = said.get("accepted") is True, said.get("again") is True
-        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")))
+        acked = _number(said, "acked") if "acked" in said else -1
+        return cls(accepted, _words(said.get("reason")), again, decode_members(said.get("members")), acked)
 
 
 def digest(read: Callable[[int, int], bytes], begin: int, end: int) -> str:

@@ -5,7 +5,12 @@
     report     | offset 8 |                            end of what the slave holds
 
 Integers are big-endian and signed, as Java writes them.  The slave speaks first.  Nothing else ever travels
-between a stock broker and one of ours.  Two brokers of ours greet each other before the first transfer:
+between a stock broker and one of ours.  To a slave of ours that asked for it in its hello, the master also says
+up to where its log is acknowledged:
+
+    mark       | −3 8     | size 4 = 8 | offset 8 |
+
+Two brokers of ours greet each other before the first transfer:
 
     report −1                       a call, which a stock master ignores
     hello      | −1 8 | size 4 | body n |
@@ -22,10 +27,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from commitlog.kernel import native
+from haservice.bounds import OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.replication.wire.hello import HELLO_BYTES_MAX, HELLO_OFFSET, SLAVE_HELLO_MARK, VERDICT_OFFSET
 
@@ -46,6 +52,8 @@ RECEIVE_BYTES = 4 * 1024 * 1024
 # What a slave that has nothing reports.  Our master ignores it, as a stock one does.
 REPORT_NOTHING = 0
 REPORT_NOT_YET = -1
+# In place of a transfer's offset.
+MARK_OFFSET = -3
 
 # No log is 64 PiB long: a report begins with 0x00, or with 0xff if it is negative.  Text begins otherwise.
 _FIRST_BYTES = (0x00, 0xFF)
@@ -102,6 +110,11 @@ def greeting_bytes(mark: int, body: bytes) -> bytes:
 def slave_hello_block(body: bytes) -> bytes:
     """A slave's hello as it travels."""
     return REPORT.pack(SLAVE_HELLO_MARK) + REPORT.pack(len(body)) + body
+
+
+def mark_bytes(acknowledged: int) -> bytes:
+    """A master's word of how far its log is acknowledged, as it travels."""
+    return TRANSFER_HEADER.pack(MARK_OFFSET, REPORT_BYTES) + REPORT.pack(acknowledged)
 
 
 class ReportReader:
@@ -202,10 +215,13 @@ class TransferReader:
         self._parsed = 0
         self._left = 0  # of a body whose first bytes are in the log, from `_parsed` on
         self._filled = 0
+        self.on_mark: Callable[[int], None] | None = None
+        """Gets each mark; None while none was asked for."""
 
     def reset(self) -> None:
         """A new connection begins: drops what is left of the old one."""
         self._parsed = self._left = self._filled = 0
+        self.on_mark = None
 
     def space(self) -> memoryview:
         """Where to receive next.  First moves what is left of a cut transfer to the front."""
@@ -291,18 +307,12 @@ class TransferReader:
                 bodies.append(view[body:position])
                 end += size
                 continue
-            if not 0 <= size <= BODY_BYTES_MAX:
-                raise ProtocolError(
-                    f"transfer at {offset} announces {size} bytes, allowed are 0 to {BODY_BYTES_MAX}"
-                )
-            if offset != end:
-                self._check_beginning(offset, end)
-            room = boundary - end if offset == end else segment_bytes
-            if size > (room or segment_bytes):
-                raise ProtocolError(
-                    f"transfer of {size} bytes at {offset} crosses the end of our segment: "
-                    f"is mappedFileSizeCommitLog {segment_bytes} on the master too?"
-                )
+            if offset == MARK_OFFSET and self.on_mark is not None:
+                if filled - body < REPORT_BYTES:
+                    break
+                position = self._take_mark(self.on_mark, size, body)
+                continue
+            self._check(offset, size, end, boundary - end)
             if filled - body < size:
                 break
             position = body + size
@@ -322,6 +332,31 @@ class TransferReader:
             runs.append(Run(run_offset, bodies, end, whole))
         self._parsed = position
         return runs
+
+    def _take_mark(self, on_mark: Callable[[int], None], size: int, body: int) -> int:
+        """Passes a mark on; returns where its body ends.  Raises ProtocolError."""
+        (acknowledged,) = REPORT.unpack_from(self._buffer, body)
+        if size != REPORT_BYTES or not 0 <= acknowledged <= OFFSET_MAX:
+            raise ProtocolError(
+                f"a mark of {size} bytes says {acknowledged}, wanted is an offset in {REPORT_BYTES}"
+            )
+        on_mark(acknowledged)
+        return body + REPORT_BYTES
+
+    def _check(self, offset: int, size: int, end: int, room: int) -> None:
+        """Raises ProtocolError for a transfer that does not fit a log which ends at `end`."""
+        if not 0 <= size <= BODY_BYTES_MAX:
+            raise ProtocolError(
+                f"transfer at {offset} announces {size} bytes, allowed are 0 to {BODY_BYTES_MAX}"
+            )
+        if offset != end:
+            self._check_beginning(offset, end)
+            room = self._segment_bytes
+        if size > (room or self._segment_bytes):
+            raise ProtocolError(
+                f"transfer of {size} bytes at {offset} crosses the end of our segment: "
+                f"is mappedFileSizeCommitLog {self._segment_bytes} on the master too?"
+            )
 
     def _check_beginning(self, offset: int, end: int) -> None:
         """A log without a byte begins where the master does; any other log continues at its end."""

@@ -115,10 +115,10 @@ def leader_of(topology: Topology) -> Member:
     return leader
 
 
-def follower_at(topology: Topology, leader: Member, to: str) -> Member:
+def follower_at(topology: Topology, leader: Member | None, to: str) -> Member:
     """Raises click.ClickException for one that cannot lead."""
     target = topology.member(to)
-    if target is leader:
+    if target is not None and target is leader:
         raise click.ClickException(f"{shown_addr(to)} leads {topology.name} already")
     if target is None or not target.answers:
         refuse(

@@ -33,7 +33,40 @@ def no_leader(group: Sequence[Seen], gone: str) -> Finding:
             "LEADER IS NOT THERE",
             f"{text}{f'does not answer: {gone}' if gone else 'is not registered as the master: see its log'}",
         )
-    return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{f'; {gone}' if gone else ''}")
+    waits = [f"{_name(one)} {said}" for one in group if (said := one.info.get("dLegerNotWhole"))]
+    if waits:
+        why = "; ".join([f"{runs} of {members} members answer", *waits])
+    force = ""
+    if waits and runs >= needed:
+        name = group[0].broker.name
+        force = (
+            f"; start those that are waited for; if they are lost for good, mqadmin failover -b {name} --to ADDR says"
+            " what is lost with them"
+        )
+    gone = f"; {gone}" if gone else ""
+    return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{gone}{force}")
+
+
+def troubles_of(one: Seen) -> Iterator[Finding]:
+    """What is wrong with a member whatever its role."""
+    grave = Severity.WARNING if one.is_slave else Severity.CRITICAL
+    if trouble := one.info.get("dLegerTrouble"):
+        yield Finding(grave, "MEMBER TAKES NO PART", f"{shown_addr(one.broker.addr)}: {trouble}")
+    if refused := one.info.get("dLegerRefusesCut"):
+        text = (
+            f"{shown_addr(one.broker.addr)}: {refused}; what was acknowledged is on that member, and not on its leader:"
+            " copy both stores before all else"
+        )
+        yield Finding(Severity.CRITICAL, "ACKNOWLEDGED ENTRIES ARE LOST", text)
+    if waits := one.info.get("dLegerNotWhole"):
+        yield Finding(Severity.WARNING, "MEMBER NOT WHOLE", f"{shown_addr(one.broker.addr)} {waits}")
+    if alone := one.info.get("dLegerLedAlone"):
+        text = f"{shown_addr(one.broker.addr)}: {alone}; mqadmin switchover ends this warning"
+        yield Finding(Severity.WARNING, "LED WITHOUT A MAJORITY", text)
+
+
+def _name(one: Seen) -> str:
+    return f"{one.info.get('dLegerSelfId') or one.replica_id} ({shown_addr(one.broker.addr)})"
 
 
 def followers(leader: Seen, seen: Sequence[Seen] | None) -> Iterator[Finding]:
@@ -73,21 +106,35 @@ def _answer(broker: Seen | None) -> str:
 def differing(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Keys that have to be the same at all members, and are not, by what each runs with; stock members say it, too."""
     members = [one for one in seen if one.settings.get("enableDLegerCommitLog") == "true"]
-    for key in ("dLegerGroup", "dLegerPeers", "preferredLeaderId"):
+    for key in ("dLegerGroup", "dLegerPeers", "preferredLeaderId", "flushDiskType"):
         at: dict[str, list[str]] = {}
         for one in members:
             value = ";".join(sorted(parts_of(one.info.get(key) or one.settings.get(key, ""))))
             at.setdefault(value, []).append(
                 f"{one.settings.get('dLegerSelfId')} ({shown_addr(one.broker.addr)})"
             )
-        if len(at) > 1:
-            said = ", ".join(
-                f"{value or 'not set'} at {and_text(sorted(who))}" for value, who in sorted(at.items())
+        if len(at) < 2:
+            continue
+        said = ", ".join(
+            f"{value or 'not set'} at {and_text(sorted(who))}" for value, who in sorted(at.items())
+        )
+        if key == "dLegerPeers" and len({_ids(value) for value in at}) > 1:
+            yield Finding(
+                Severity.CRITICAL,
+                "MEMBERS DIFFER",
+                f"{key} is {said}: they name other members, and majorities of two such files need have none in common."
+                " Write back the value that the group was started with, and start the members with another one"
+                " again; members are added or taken out only while all of them are stopped, and were level",
             )
+        else:
             text = (
                 f"{key} is {said}: write one value into all files, and start these members again one by one"
             )
             yield Finding(Severity.WARNING, "MEMBERS DIFFER", text)
+
+
+def _ids(peers: str) -> frozenset[str]:
+    return frozenset(part.partition("-")[0] for part in parts_of(peers))
 
 
 def member_name(link: HAConnectionRuntimeInfo) -> str:

@@ -18,7 +18,7 @@ import click
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.by_request import fail_over_by
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
-from haservice.admin.commands.dledger.group import check_no_group
+from haservice.admin.commands.dledger.by_force import lead_by_force
 from haservice.admin.commands.ha.ask_brokers import count, fetcher, gather, member_of
 from haservice.admin.commands.ha.replicas import (
     async_tail,
@@ -30,6 +30,7 @@ from haservice.admin.commands.ha.replicas import (
     unheard,
     unlisted_notes,
     unsafe,
+    unwitnessed_note,
     way_out,
     way_past_unheard_epoch,
 )
@@ -124,7 +125,8 @@ def failover(
 
     Brokers with haCoordinator fail over by themselves.  Where they do not, because failover is paused, or
     something may be lost, this asks for it in etcd or ZooKeeper; mqadmin haList says of each broker why not.
-    The members of a DLedger group elect their master, and need no failover by command.
+    The members of a DLedger group elect their master.  Where too few of them are whole to do so, and the others
+    are gone for good, --force begins without these: it says who is silent, and what may be lost.
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
@@ -149,11 +151,8 @@ def fail_over(
 ) -> bool:
     """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
     before = gather(admin, where, namesrv, (to,))
-    check_no_group(
-        before,
-        "after a death another member takes over by itself, as soon as a majority of them runs; mqadmin switchover"
-        " hands over from a leader that lives",
-    )
+    if before.group:
+        return lead_by_force(report, admin, namesrv, before, to, timeout_s, force=force)
     if (desk := desk_of(admin, before, said)) is not None:
         if role is not None:
             raise click.UsageError(
@@ -295,7 +294,7 @@ def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> l
         lines += bound.splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
-    lines += (*late_beginnings(topology, [candidate]), *damages(topology))
+    lines += (*unwitnessed_note(candidate), *late_beginnings(topology, [candidate]), *damages(topology))
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(

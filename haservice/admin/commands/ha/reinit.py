@@ -25,9 +25,9 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import Member, Topology
-from haservice.broker.roles.peer_repair import NoRecord, whole_records
+from haservice.broker.roles.peer_repair import COMPARED_BYTES, Fetch, NoRecord, whole_records
 from haservice.deadline import Deadline
-from haservice.errors import RemotingError
+from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ReinitHeader
 from haservice.replication.lineage.epochs import common_point
@@ -49,6 +49,12 @@ NOT_RUNNING = "start it: a slave is rebuilt while it runs"
 @namesrv_option
 @one_broker_option("--brokerAddr", required=True, help="The slave, host:port.")
 @click.option("--discard", is_flag=True, help="Remove what it has; else it is kept under cut/.")
+@click.option(
+    "--lose",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="With --yes: gives up so many bytes that its master lacks.",
+)
 @click.option("--unread", is_flag=True, help="Do not read the master's log through before.")
 @timeout_option(TIMEOUT_S, "Seconds to watch; the slave goes on after that.")
 @yes_option
@@ -57,6 +63,7 @@ def reinit(
     namesrv: tuple[str, ...],
     broker: str,
     discard: bool,
+    lose: int | None,
     unread: bool,
     timeout_s: float,
     yes: bool,
@@ -73,14 +80,17 @@ def reinit(
       mqadmin reinit -b 10.0.0.2:10911 --discard --yes -f json
 
     It is refused while the master does not answer, or refuses writes: what the slave has may then be all
-    there is.  For the same reason the command reads the master's whole log first; --unread skips that.
+    there is.  For the same reason the command reads the master's whole log first; --unread skips that.  If the
+    slave has bytes that its master lacks, --yes wants --lose with their exact number, as the command shows it.
 
     Of brokers with haCoordinator the master has to hold the lease, and another voter to be level with it if an
     OK takes acks of slaves: what the slave has acknowledged counts until it has copied it again.
     """
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        done = begin_anew(report, admin, namesrv, broker, discard=discard, unread=unread, timeout_s=timeout_s)
+        done = begin_anew(
+            report, admin, namesrv, broker, discard=discard, lose=lose, unread=unread, timeout_s=timeout_s
+        )
     if not done:
         sys.exit(1)
 
@@ -92,6 +102,7 @@ def begin_anew(
     broker: str,
     *,
     discard: bool = False,
+    lose: int | None = None,
     unread: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> bool:
@@ -118,9 +129,11 @@ def begin_anew(
         f"{shown_addr(slave.addr)} discards the {gives} that it has ({fate}), "
         f"and copies {takes} from {shown_addr(master.addr)}."
     )
-    own = own_bytes(slave, master)
+    own = own_bytes(slave, master, fetcher(admin))
     if own:
-        report.line(f"Of that its master has not {human_bytes(own)}.")
+        report.line(f"Of that its master has not {own} bytes ({human_bytes(own)}).")
+    if master.is_ours:  # nobody can compare a stock master's log
+        check_lost(report, slave, own, lose)
     report.go_on((slave.addr, master.addr, own, discard))
     if master.is_ours and not unread:  # a stock master lets nobody read its log
         read_through(admin, master, slave)
@@ -230,12 +243,43 @@ def why_not(admin: MQAdmin, slave: Member) -> str:
     return ""
 
 
-def own_bytes(slave: Member, master: Member) -> int:
-    """How many bytes the slave has that are not in its master's log."""
+def own_bytes(slave: Member, master: Member, fetch: Fetch) -> int:
+    """How many bytes the slave has that are not in its master's log: by their epochs, and by the last bytes below the
+    place where they part.  If those differ, nobody knows what is alike, and all counts.
+    """
     if slave.log is None or master.log is None:
         return 0
     common = common_point(slave.lineage, slave.log.end, master.lineage, master.log.end)
-    return slave.log.end - (slave.log.start if common is None else common.point)
+    if common is None or not _alike_below(common.point, slave, master, fetch):
+        return slave.log.end - slave.log.start
+    return slave.log.end - common.point
+
+
+def _alike_below(point: int, slave: Member, master: Member, fetch: Fetch) -> bool:
+    assert slave.log is not None
+    assert master.log is not None
+    begin = max(slave.log.start, master.log.start, point - COMPARED_BYTES)
+    while begin < point:
+        try:
+            pieces = [fetch(one.addr, begin, point - begin) for one in (slave, master)]
+        except AnswerError:  # damaged, or deleted meanwhile: the epochs say what is known
+            return True
+        size = min(map(len, pieces))
+        if not size or pieces[0][:size] != pieces[1][:size]:
+            return False
+        begin += size
+    return True
+
+
+def check_lost(report: StepLog, slave: Member, own: int, lose: int | None) -> None:
+    """Whoever says yes before he saw the number has to name it.  Raises click.ClickException."""
+    if report.is_blind and own and lose is None:
+        raise click.ClickException(
+            f"refused: with --yes, {own} bytes that its master lacks are given up only by --lose {own}\n"
+            f"  if they were acknowledged, {shown_addr(slave.addr)} has the only copy: mqadmin haStatus shows both logs"
+        )
+    if own and lose is not None and lose != own:
+        raise click.ClickException(f"refused: its master lacks {own} bytes, and --lose says {lose}")
 
 
 def wait_for_refill(admin: MQAdmin, slave: Member, target: int, timeout_s: float) -> bool:

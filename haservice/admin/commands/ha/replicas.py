@@ -18,6 +18,7 @@ from haservice.admin.commands.ha.topology import (
     Member,
     Topology,
 )
+from haservice.mastership.whole import Evidence, why_not_whole
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.replication.lineage.membership import (
     ReplicaList,
@@ -94,13 +95,22 @@ def poll(topology: Topology, candidate: Member) -> Poll:
 def unsafe(topology: Topology, candidate: Member) -> str:
     """Why its promotion may lose an acknowledged message, by the broker's own rules; "" if it cannot.
 
-    A master as the candidate goes on with its log and needs no pledges.  Brokers before 0.5 keep no replica
-    list: then only what is known of the logs decides; a newer broker refuses by itself.
+    A master as the candidate goes on with its log and needs no pledges, if that log is whole.  Brokers before 0.5
+    keep no replica list: then only what is known of the logs decides; a newer broker refuses by itself.
     """
-    if candidate.is_master or not topology.replicas.replicas:
+    last = candidate.last_epoch
+    if candidate.is_master and (last is None or last.master == candidate.replica_id):
+        return _why_not_whole(candidate)
+    if not topology.replicas.replicas:
         return ""
     heard = poll(topology, candidate)
     return why_unsafe(heard.members, _vote(candidate), list(map(_vote, heard.pledged)), heard.objections)
+
+
+def _why_not_whole(master: Member) -> str:
+    lineage, end = master.lineage, master.end or 0
+    told = {"the broker itself": lineage.mark(master.whole_from)}
+    return why_not_whole(Evidence(lineage.mark(end), told)) or ""
 
 
 def has_all_acknowledged(topology: Topology, candidate: Member, loss: Loss) -> bool:
@@ -218,6 +228,20 @@ def only_here(topology: Topology, gone: str) -> list[str]:
         " lost.  Start it instead, unless it is lost for good.",
     ]
     return lines + [f"Or {one}." for one in start_master(topology)]
+
+
+def unwitnessed_note(candidate: Member) -> list[str]:
+    """Says what nobody can know of a slave that was started again after its master's last word; a line, or none."""
+    if (
+        candidate.is_master
+        or candidate.is_in_group
+        or (candidate.master_end >= 0 and not candidate.master_end_kept)
+    ):
+        return []
+    return [
+        f"NOTE: {candidate.where} has heard no master since it was started.  If its store was put back from an older"
+        " copy, nobody that answers knows what it had acknowledged after that copy was made."
+    ]
 
 
 def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:

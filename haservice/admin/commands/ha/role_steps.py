@@ -91,6 +91,11 @@ class StepLog:
         elif isinstance(error, HAServiceError):
             self.end(error=explain(error))
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody sees the plan before it is carried out."""
+        return self.yes
+
     def show(self, key: str, topology: Topology) -> None:
         """Shows the brokers `before` or `after`."""
         self.table(key, f"{topology.name} {key}", table_of(topology))

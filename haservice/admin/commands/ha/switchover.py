@@ -40,7 +40,7 @@ from haservice.admin.commands.ha.role_steps import (
     wait_for_master,
     yes_option,
 )
-from haservice.admin.commands.ha.topology import Member, Topology
+from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
 from haservice.admin.commands.ha.topology_text import late_beginnings
 from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
@@ -292,11 +292,11 @@ def other_promises(candidates: Sequence[Member], master: Member) -> list[str]:
     """What a SEND_OK would mean differently after the change: roles move, other settings do not."""
     notes = []
     for one in candidates:
-        own, old = set(one.promise.split(", ")), set(master.promise.split(", "))
-        if one.promise and master.promise and own != old:
+        if parts := promise_differences(one.promise, master.promise):
+            own, old = (", ".join(side) for side in zip(*parts, strict=True))
             notes.append(
-                f"NOTE: {shown_addr(one.addr)} has {', '.join(sorted(own - old))}, and"
-                f" {shown_addr(master.addr)} {', '.join(sorted(old - own))}: as the master it promises what"
+                f"NOTE: {shown_addr(one.addr)} has {own}, and"
+                f" {shown_addr(master.addr)} {old}: as the master it promises what"
                 " its own file says; to have both alike, give both files the same."
             )
     return notes

@@ -350,7 +350,9 @@ class Topology:
         unknown = "" if answering_only else self.unheard_epoch
         answering = {one.replica_id for one in self.ours}
         unheard = [where for name, where in candidate.named.items() if where and name not in answering]
-        if candidate.held and unheard and not unknown:
+        last = candidate.last_epoch
+        is_own = last is None or last.master == candidate.replica_id
+        if candidate.held and is_own and unheard and not unknown:
             said = ", ".join(map(shown_addr, unheard))
             unknown = f"it may have lost what {said} has, which does not answer"
         if unknown:
@@ -463,3 +465,14 @@ class Topology:
 
 def _rank(one: Member) -> tuple[int, int]:
     return (-1 if one.epoch is None else one.epoch, -1 if one.end is None else one.end)
+
+
+def promise_parts(promise: str) -> dict[str, str]:
+    """What OK and reads mean at a broker, by its own file: key → value; empty if it does not say."""
+    return dict(part.split("=", 1) for part in promise.split(", ") if "=" in part)
+
+
+def promise_differences(promise: str, other: str) -> list[tuple[str, str]]:
+    """The parts that both tell and that differ, as KEY=VALUE of each.  An older broker tells fewer."""
+    one, two = promise_parts(promise), promise_parts(other)
+    return [(f"{key}={one[key]}", f"{key}={two[key]}") for key in one if key in two and one[key] != two[key]]

@@ -18,10 +18,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from haservice.admin.commands.dledger.judging import differing, followers, good_leader, member_name, no_leader
+from haservice.admin.commands.dledger.judging import (
+    differing,
+    followers,
+    good_leader,
+    member_name,
+    no_leader,
+    troubles_of,
+)
 from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
+from haservice.admin.commands.ha.topology import promise_parts
 from haservice.broker.roles.rules import last_heard
+from haservice.configuration.settings import BrokerRole
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
 from haservice.terminal.output import and_text, counted, human_bytes, human_seconds, local_second, shown_addr
@@ -109,6 +118,7 @@ class _Judge:
         if len(self.masters) == 1:
             found = list(self._of_master(self.masters[0]))
             figures = figures._replace(**self._replication_figures(self.masters[0]))
+            found += self._differing_promises(self.masters[0])
             good = self._good(self.masters[0], figures)
         elif self.masters:
             found, good = [self._two_masters()], ""
@@ -191,6 +201,8 @@ class _Judge:
             )
         if master.lineage is not None and master.lineage.unproven:
             yield Finding(Severity.WARNING, "EPOCH WITHOUT PROOF", master.lineage.unproven)
+        if alarm := master.info.get("leaseAlarm"):
+            yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
         yield from self._unlike_file(master)
         yield from self._troubles(master)
@@ -214,6 +226,24 @@ class _Judge:
                 )
                 yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
 
+    def _differing_promises(self, master: Seen) -> Iterator[Finding]:
+        """Keys with another value at a SYNC_MASTER than at a broker that may take over: roles move, they do not."""
+        if master.lineage is None or master.lineage.role != BrokerRole.SYNC_MASTER.value:
+            return
+        for key in ("inSyncReplicas", "haReadMark"):
+            at: dict[str, list[str]] = {}
+            for one in self.seen:
+                told = promise_parts(one.lineage.promise) if one.lineage is not None else {}
+                if key in told:
+                    at.setdefault(told[key], []).append(where(one))
+            if len(at) > 1:
+                said = ", ".join(f"{value} at {and_text(sorted(who))}" for value, who in sorted(at.items()))
+                text = (
+                    f"{key} is {said}: a failover changes what producers and consumers can rely on;"
+                    f" write one {key} into all files, and start these brokers again"
+                )
+                yield Finding(Severity.WARNING, "BROKERS DIFFER", text)
+
     def _registration(self, master: Seen) -> Iterator[Finding]:
         """Whether clients find it."""
         missing = [ns for ns, addrs in (self.listed or {}).items() if master.broker.addr not in addrs]
@@ -233,8 +263,7 @@ class _Judge:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
-        if trouble := one.info.get("dLegerTrouble"):
-            yield Finding(grave, "MEMBER TAKES NO PART", f"{where(one)}: {trouble}")
+        yield from troubles_of(one)
         if one.next_segment_not_made:
             yield Finding(
                 Severity.WARNING,
