@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import Broker
-from haservice.admin.commands.ha.findings import CheckLimits, NameVerdict, Severity, worst
+from haservice.admin.commands.ha.findings import (
+    CheckLimits,
+    NameVerdict,
+    Severity,
+    nagios_lines,
+    result_object,
+    worst,
+)
 from haservice.admin.commands.ha.ha_questions import Failure, Seen
 from haservice.admin.commands.ha.verdict import verdicts_of
-from haservice.admin.commands.ha.verdict_text import nagios_lines, result_object
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import (
     HAAbsentInfo,

@@ -28,20 +28,24 @@ from haservice.admin.commands.dledger.judging import (
     start_text,
     troubles_of,
 )
-from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
+from haservice.admin.commands.ha import settings_verdict
+from haservice.admin.commands.ha.findings import (
+    DISK_CRITICAL,
+    DISK_WARNING,
+    CheckLimits,
+    Finding,
+    NameFigures,
+    NameVerdict,
+    Severity,
+)
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
-from haservice.admin.commands.ha.topology import promise_parts
 from haservice.broker.roles.rules import last_heard
-from haservice.configuration.settings import BrokerRole
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
 from haservice.terminal.output import and_text, counted, human_bytes, human_seconds, local_second, shown_addr
 
 # A slave that heard its master so recently has one: 2 of its heartbeats.
 HEARD_MS = 10_000
-# Above these RocketMQ deletes files at once, and refuses writes.
-DISK_WARNING = 0.85
-DISK_CRITICAL = 0.90
 # Of slaves whose lag in seconds nobody knows: haSlaveFallbehindMax, and a quarter of it.
 LAG_WARNING_BYTES = 64 * 1024 * 1024
 LAG_CRITICAL_BYTES = 256 * 1024 * 1024
@@ -68,10 +72,6 @@ def verdicts_of(
         for members in names.values()
     ]
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
-
-
-# In a broker's runtime table: brokerRole as its properties file has it by now.
-IN_FILE = "brokerRoleInFile"
 
 
 def where(one: Seen) -> str:
@@ -120,7 +120,7 @@ class _Judge:
         if len(self.masters) == 1:
             found = list(self._of_master(self.masters[0]))
             figures = figures._replace(**self._replication_figures(self.masters[0]))
-            found += self._differing_promises(self.masters[0])
+            found += settings_verdict.differing_promises(self.masters[0], self.seen)
             good = self._good(self.masters[0], figures)
         elif self.masters:
             found, good = [self._two_masters()], ""
@@ -225,46 +225,11 @@ class _Judge:
         if alarm := master.info.get("leaseAlarm"):
             yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
-        yield from self._unlike_file(master)
+        if master not in self.group:
+            yield from settings_verdict.unlike_file(master, self.slaves)
         yield from self._troubles(master)
         yield from lease_verdict.of_master(master, self.slaves)
         yield from self._replication(master)
-
-    def _differing_promises(self, master: Seen) -> Iterator[Finding]:
-        """Keys with another value at a SYNC_MASTER than at a broker that may take over: roles move, they do not."""
-        if master.lineage is None or master.lineage.role != BrokerRole.SYNC_MASTER.value:
-            return
-        for key in ("inSyncReplicas", "haReadMark"):
-            at: dict[str, list[str]] = {}
-            for one in self.seen:
-                told = promise_parts(one.lineage.promise) if one.lineage is not None else {}
-                if key in told:
-                    at.setdefault(told[key], []).append(where(one))
-            if len(at) > 1:
-                said = ", ".join(f"{value} at {and_text(sorted(who))}" for value, who in sorted(at.items()))
-                text = (
-                    f"{key} is {said}: a failover changes what producers and consumers can rely on;"
-                    f" write one {key} into all files, and start these brokers again"
-                )
-                yield Finding(Severity.WARNING, "BROKERS DIFFER", text)
-
-    def _unlike_file(self, master: Seen) -> Iterator[Finding]:
-        """A properties file that asks for another kind of master than the one that serves.
-
-        The master's own file counts, unless it makes that broker a slave: then those of the others.
-        """
-        own, role = master.info.get(IN_FILE, ""), master.role
-        kinds = {"ASYNC_MASTER", "SYNC_MASTER"}
-        asking = [master] if own in kinds else self.slaves
-        for one in asking:
-            wanted = one.info.get(IN_FILE, "")
-            if wanted in kinds and role in kinds and wanted != role and master not in self.group:
-                text = (
-                    f"{where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {where(one)}"
-                    f" says brokerRole={wanted}: mqadmin switchover -b {master.broker.name} --role {wanted} makes it"
-                    f" one at once, or write {role} into that file"
-                )
-                yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
 
     def _registration(self, master: Seen) -> Iterator[Finding]:
         """Whether clients find it."""
