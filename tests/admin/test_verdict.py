@@ -201,12 +201,12 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "two masters of one epoch": (
         [master(said={"epoch": 1000}), master(addr=OTHER, replica_id=C, said={"epoch": 1001})],
         Severity.CRITICAL,
-        "choose one with mqadmin failover",
+        f"choose one: mqadmin failover -b broker-a --to {OTHER} takes the one whose log goes further",
     ),
     "two masters, one of them stock": (
         [master(link()), stock(OTHER, "SYNC_MASTER")],
         Severity.CRITICAL,
-        "choose one with mqadmin failover",
+        "choose one: mqadmin failover -b broker-a --to 10.0.0.1:10911",
     ),
     "a master that waits for another's answer": (
         [master(link(), said={"held": "no answer yet of 10.0.0.2"}), slave()],

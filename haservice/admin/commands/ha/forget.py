@@ -26,6 +26,7 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology, last_seen_text
+from haservice.admin.commands.ha.topology_text import failover_text
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ForgetHeader
@@ -153,7 +154,7 @@ def replica_to_forget(topology: Topology, named: str) -> str:
     if gone == topology.replicas.master and not topology.masters:
         raise click.ClickException(
             f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
-            f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
+            f"  {failover_text(topology)} makes a slave the master; then it can be forgotten"
         )
     for one in topology.members:
         if gone in (one.replica_id, one.listed_as) and (one.answers or one.lives):

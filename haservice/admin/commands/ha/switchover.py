@@ -37,7 +37,7 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
-from haservice.admin.commands.ha.topology_text import late_beginnings
+from haservice.admin.commands.ha.topology_text import failover_text, late_beginnings, start_text
 from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
@@ -219,7 +219,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
         said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
         raise click.ClickException(
             f"{name} has no master that answers{said}\n"
-            f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
+            f"  {failover_text(topology)} makes a slave the master after a death"
         )
     if len(masters) > 1:
         both = and_text([shown_addr(one.addr) for one in masters])
@@ -236,8 +236,10 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
     slaves = [one for one in topology.ours if one is not master]
     if to is None:
         if not slaves:
+            help = start_text(topology.members)
             raise click.ClickException(
                 f"{name} has no slave that could take over: {_others(topology, master)}"
+                + (f"\n  {help}" if help else "")
             )
         return master, None
     target = topology.member(to)

@@ -158,7 +158,24 @@ class _Judge:
             for one in self.slaves
             if (why := one.info.get("leaseWhyNot"))
         )
-        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}{waits}")
+        ways = self._ways_to_a_master()
+        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}{waits}{ways}")
+
+    def _ways_to_a_master(self) -> str:
+        """What makes sends succeed again, to end a sentence; stock slaves take no command."""
+        ours = [one for one in self.slaves if one.lineage is not None]
+        if not ours:
+            return ""
+        name = ours[0].broker.name
+        if any("leaseCoordinator" in one.info for one in ours):
+            return f"; mqadmin haList -b {name} says who may become it"
+        listed = lists_of(ours)[name]
+        last = listed.replicas.get(listed.master, "")
+        again = f"start {shown_addr(last)}, the last master, again, or " if self._is_silent(last) else ""
+        return f"; {again}{_failover_to(_furthest(ours))} makes {where(_furthest(ours))} the master"
+
+    def _is_silent(self, addr: str) -> bool:
+        return any(one.broker.addr == addr for one in self.silent)
 
     def _hears_its_master(self, slave: Seen) -> bool:
         client = slave.status.ha_client_runtime_info if slave.status is not None else None
@@ -177,7 +194,7 @@ class _Judge:
             of_one_promotion(one, epochs[-1]) for one in epochs[:-1]
         )
         fate = (
-            "choose one with mqadmin failover"
+            f"choose one: {_failover_to(_furthest(self.masters))} takes the one whose log goes further"
             if rivals and not self.group
             else "the older one gives way once it hears of the other"
         )
@@ -273,7 +290,7 @@ class _Judge:
             why = (
                 f": {'; '.join(troubles)}"
                 if troubles
-                else ": none is known"
+                else ": none is known, start one"
                 if self._known(master) == 0
                 else ""
             )
@@ -351,8 +368,10 @@ class _Judge:
         listed = lists_of(self.seen).get(master.broker.name)
         replicas = dict(listed.replicas) if listed is not None else {}
         slaves = listed.slaves if listed is not None else frozenset[str]()
-        for replica_id in sorted((slaves | set(told)) - connected) if master.status is not None else ():
-            yield self._why_away(replica_id, replicas.get(replica_id, ""), told.get(replica_id))
+        # Of two lists that were made in one epoch the other one may have this master for a slave.
+        away = (slaves | set(told)) - connected - {master.replica_id}
+        for replica_id in sorted(away) if master.status is not None else ():
+            yield self._why_away(master, replica_id, replicas.get(replica_id, ""), told.get(replica_id))
         on_list = {replicas[one] for one in slaves if replicas.get(one)}
         others = [one for one in self.seen if one.is_slave and one.broker.addr not in on_list]
         for one in others:
@@ -367,21 +386,26 @@ class _Judge:
                 named = and_text([where(one) for one in stock])
                 yield f"{named} {'is' if len(stock) == 1 else 'are'} registered and not connected{because}"
 
-    def _why_away(self, replica_id: str, addr: str, told: Seen | None) -> str:
+    def _why_away(self, master: Seen, replica_id: str, addr: str, told: Seen | None) -> str:
         """Of a slave on the list that is not connected to its master."""
         who = (
             shown_addr(addr or told.broker.addr if told is not None else addr) or f"replica {replica_id[:8]}"
         )
         if told is not None:
             client = told.status.ha_client_runtime_info if told.status is not None else None
-            return (
-                f"{who} runs and does not follow: {(client and client.last_error) or 'it is not connected'}"
-            )
+            why = (client and client.last_error) or "it is not connected"
+            help = f"; {_failover_to(master)} begins one that it follows" if _are_rivals(master, told) else ""
+            return f"{who} runs and does not follow: {why}{help}"
         heard = (last_heard(one.lineage).get(replica_id, 0) for one in self.seen if one.lineage is not None)
         seen_ms = max(heard, default=0)
         last = f", last seen {local_second(seen_ms)}" if seen_ms else ""
         silent = next((one for one in self.silent if one.broker.addr == addr), None)
-        return f"{who} is away{last}{f' ({silent.why_silent})' if silent is not None else ''}"
+        why = f" ({silent.why_silent})" if silent is not None else ""
+        help = f"; start {shown_addr(addr)}" if addr else ""
+        if not (master.lineage is not None and master.lineage.held):  # else it may have what the master lacks
+            forget = f"mqadmin forget -b {master.broker.name} --replica {shown_addr(addr) or replica_id}"
+            help += f"{', or' if help else ';'} {forget} if it is lost for good"
+        return f"{who} is away{last}{why}{help}"
 
     # -- good, and figures -------------------------------------------------------------------------
 
@@ -426,6 +450,20 @@ class _Judge:
 
     def _ago(self, at_ms: int) -> str:
         return human_seconds(max(0, self.now_ms - at_ms) / 1000)
+
+
+def _are_rivals(master: Seen, slave: Seen) -> bool:
+    """Whether two masters began one number, and the slave has the epoch of the other one."""
+    last, its = (one.lineage.epochs[-1:] if one.lineage is not None else () for one in (master, slave))
+    return bool(last and its) and of_one_promotion(last[0].epoch, its[0].epoch) and last[0].master != its[0].master
+
+
+def _furthest(some: Sequence[Seen]) -> Seen:
+    return max(some, key=lambda one: (one.epoch or 0, one.log_end or 0))
+
+
+def _failover_to(one: Seen) -> str:
+    return f"mqadmin failover -b {one.broker.name} --to {where(one)}"
 
 
 def _slave_name(link: HAConnectionRuntimeInfo) -> str:
