@@ -20,6 +20,7 @@ from tests.support.waiting import PATIENCE_S
 
 LOOK_S = 0.1
 STEPS_MAX = 3
+_ENDS = ",;:.)`"
 LOSSES = ("--force", "--lose")
 _COMMAND = re.compile(r"\bmqadmin\s+(\w+)")
 _SAME_WITH = re.compile(r"^\s*(?:or )?(--force|--lose)\b", re.MULTILINE)
@@ -64,30 +65,25 @@ def options_of(command: str) -> dict[str, click.Option]:
 def commands_in(text: str) -> Iterator[tuple[int, list[str]]]:
     """Each command that a text names, with where: its words as they are typed, without what comes behind its flags."""
     for match in _COMMAND.finditer(text):
-        name = match.group(1)
-        if name not in MODULES:
-            continue
-        options, command = options_of(name), commands_of(MODULES[name])[name]
-        arguments = sum(isinstance(one, click.Argument) and one.required for one in command.params)
-        words, left = [name], iter(text[match.end() :].split())
-        if text[match.end() : match.end() + 1] not in ("", " ", "\n"):
-            left = iter(())
-        for word in left:
-            bare = word.rstrip(",;:.)`")
-            if bare.startswith("-"):
-                option = options.get(bare)
-                words.append(bare)
-                if option is not None and not option.is_flag and bare == word:
-                    words.append(next(left, "").rstrip(",;:.)`"))
-                    bare = word = words[-1]
-            elif arguments:
-                arguments -= 1
-                words.append(bare)
-            else:
-                break
-            if bare != word:
-                break
-        yield match.start(), words
+        if match.group(1) in MODULES:
+            yield match.start(), _words_of(match.group(1), text[match.end() :])
+
+
+def _words_of(name: str, rest: str) -> list[str]:
+    """`rest` is what stands behind the name: flags, values, and then the sentence goes on."""
+    command, options, words = commands_of(MODULES[name])[name], options_of(name), [name]
+    wanted = sum(isinstance(one, click.Argument) and one.required for one in command.params)
+    for word in rest.split() if rest[:1].isspace() else ():
+        bare = word.rstrip(_ENDS)
+        last = options.get(words[-1])
+        is_value = last is not None and not last.is_flag
+        wanted -= not is_value and not bare.startswith("-")
+        if not is_value and not bare.startswith("-") and wanted < 0:
+            break
+        words.append(bare)
+        if bare != word:
+            break
+    return words
 
 
 def next_command(text: str) -> list[str] | None:
@@ -98,7 +94,9 @@ def next_command(text: str) -> list[str] | None:
 def is_whole(words: Sequence[str]) -> bool:
     """Whether it can be typed as it stands."""
     required = [one for one in options_of(words[0]).values() if one.required]
-    return not any(_BLANK.match(one) for one in words[1:]) and all(set(one.opts) & set(words) for one in required)
+    return not any(_BLANK.match(one) for one in words[1:]) and all(
+        set(one.opts) & set(words) for one in required
+    )
 
 
 def next_steps(text: str, refused: Sequence[str] = ()) -> list[tuple[str, ...]]:

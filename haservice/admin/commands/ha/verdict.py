@@ -455,7 +455,11 @@ class _Judge:
 def _are_rivals(master: Seen, slave: Seen) -> bool:
     """Whether two masters began one number, and the slave has the epoch of the other one."""
     last, its = (one.lineage.epochs[-1:] if one.lineage is not None else () for one in (master, slave))
-    return bool(last and its) and of_one_promotion(last[0].epoch, its[0].epoch) and last[0].master != its[0].master
+    return (
+        bool(last and its)
+        and of_one_promotion(last[0].epoch, its[0].epoch)
+        and last[0].master != its[0].master
+    )
 
 
 def _furthest(some: Sequence[Seen]) -> Seen:
