@@ -42,6 +42,7 @@ KNOWN_S = 3.0
 @name_option
 @click.option("--replica", "option", metavar="ADDR|ID", help="Its address, or the beginning of its id.")
 @click.argument("replica", required=False)
+@click.option("--force", is_flag=True, help="Even if it may have the only copy of acknowledged messages.")
 @yes_option
 @coordinator_options
 @format_option
@@ -50,6 +51,7 @@ def forget(
     where: str,
     option: str | None,
     replica: str | None,
+    force: bool,
     yes: bool,
     said: CoordinatorSaid,
     output_format: str,
@@ -69,6 +71,9 @@ def forget(
     follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
     failover --to it needs no --force if it has everything that the answering brokers have.
 
+    It asks for --force while no master answers, or the master refuses writes, if too few others answer to know of
+    every acknowledged message without that replica.
+
     Of brokers with haCoordinator it also leaves the voters in etcd or ZooKeeper, if there is no master: then the
     others need not hear of it any more.  A master takes silent voters out by itself.
     """
@@ -77,7 +82,7 @@ def forget(
         raise click.UsageError("which replica?  Say its address, or the beginning of its id")
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        done = forget_replica(report, admin, namesrv, where, named, said)
+        done = forget_replica(report, admin, namesrv, where, named, said, force=force)
     if not done:
         sys.exit(1)
 
@@ -89,6 +94,8 @@ def forget_replica(
     where: str,
     named: str,
     said: CoordinatorSaid | None = None,
+    *,
+    force: bool = False,
 ) -> bool:
     """Shows, asks, tells, waits; returns whether it is forgotten.  Raises click.ClickException, HAServiceError."""
     before = gather(admin, where, namesrv)
@@ -109,10 +116,18 @@ def forget_replica(
     report.line(f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not.")
     report.line("Promotions no longer need its answer.")
     report.line("A master that refuses writes until it answers no longer waits for it.")
-    for line in only_here(before, gone):
+    costs = only_here(before, gone)
+    for line in costs:
         report.line(line)
+    if costs and not force:
+        where = shown_addr(before.replicas.replicas.get(gone) or "it")
+        raise click.ClickException(
+            f"refused: {who} may have acknowledged messages that no other broker has\n"
+            f"  start {where}, unless it is lost for good\n"
+            "  --force forgets it all the same"
+        )
     report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
-    report.go_on((gone, [one.addr for one in told], only_here(before, gone)))
+    report.go_on((gone, [one.addr for one in told], costs))
     for one in told:
         with report.telling(admin, before.name, one):
             header = ForgetHeader(gone).encode()

@@ -188,9 +188,9 @@ def start_master(topology: Topology) -> list[str]:
 def only_here(topology: Topology, gone: str) -> list[str]:
     """Warns that a replica to be forgotten may hold the only copy of acknowledged messages; lines, or none.
 
-    While a master answers, the master has them all.
+    While a master answers and takes writes, it has them all.
     """
-    if topology.masters:
+    if any(not one.held for one in topology.masters):
         return []
     heard = [one.replica_id for one in topology.ours if (one.end or 0) >= one.whole_from]
     members = has_to_be_heard(topology.replicas, gone, heard)
