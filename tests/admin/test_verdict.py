@@ -331,6 +331,17 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "10.0.0.2:10911 runs and does not follow: cannot be reconciled: no epoch is in both logs",
     ),
+    "a slave of the other master of one epoch": (
+        [
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(5000, 0, A),)}),
+            slave(
+                client={"state": "READY", "last_error": "two masters"},
+                said={"epochs": (EpochBody(5000, 0, B),)},
+            ),
+        ],
+        Severity.WARNING,
+        "does not follow: two masters; mqadmin failover -b broker-a --to 10.0.0.1:10911 begins one that it follows",
+    ),
     "a slave that follows and does not answer": (
         [master(link()), dead(SLAVE, 1)],
         Severity.WARNING,
@@ -498,3 +509,27 @@ def test_a_program_gets_the_same_as_an_object() -> None:
     assert (one["clusterName"], one["brokerName"], one["state"]) == ("C", "broker-a", "CRITICAL")
     assert [finding["head"] for finding in one["findings"]] == ["NO MASTER"]
     assert one["slavesInSync"] is None
+
+
+def test_what_is_advised_is_named_whole() -> None:
+    """Whoever reads it types it as it stands."""
+    assert the([dead(), WAITING]).text.endswith(
+        "; start 10.0.0.1:10911, the last master, again, or mqadmin failover -b broker-a --to 10.0.0.2:10911 makes"
+        " 10.0.0.2:10911 the master"
+    )
+    away = the([master(), dead(SLAVE, 1)]).text
+    forget = "mqadmin forget -b broker-a --replica 10.0.0.2:10911 if it is lost for good"
+    assert away.endswith(f"; start 10.0.0.2:10911, or {forget}")
+    # It may have what this master lost.
+    held = the([master(said={"held": "the machine went down"}), dead(SLAVE, 1)]).text
+    assert held.endswith("; start 10.0.0.2:10911")
+    leased = the([replace(WAITING, info={"leaseCoordinator": "etcd"})]).text
+    assert leased.endswith("; mqadmin haList -b broker-a says who may become it")
+
+
+def test_a_master_is_no_slave_of_its_own() -> None:
+    """The other one that began its number has it on its list as a slave."""
+    members = MembersBody(5000, 9, B, 1, 0, {A: MASTER, B: SLAVE})
+    one = master(role="ASYNC_MASTER")
+    other = slave(client={"state": "READY", "last_error": "x"}, said={"members": members})
+    assert "10.0.0.1:10911 is away" not in the([one, other]).text

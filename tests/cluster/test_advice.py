@@ -223,3 +223,31 @@ def test_of_brokers_that_are_gone_for_good_and_of_two_masters(hire: Callable[[st
     outcome = op.follow()
     assert outcome.decision is not None, outcome
     assert "--force" in outcome.decision
+
+
+@pytest.mark.timeout(300)
+def test_of_a_master_that_waits_for_a_slave_after_a_power_cut(hire: Callable[[str], Operator]) -> None:
+    """The slave is away: start it, or decide about the loss.  It cannot be forgotten without a word of that."""
+    op = hire("SYNC_MASTER")
+    op.send(op.addr(MASTER))
+    op.is_level()
+    wait_until(lambda: in_sync(op), "the master has written down that its slave is in sync")
+    end = log_end(op.ask, op.addr(MASTER))
+    op.kill(MASTER)
+    op.kill(SLAVE)
+    cut_power(op.pair.store(MASTER), keeps=end - 2000, end=end)
+    op.start(MASTER)
+
+    outcome = op.follow()
+    assert outcome.decision is not None
+    assert "--force" in outcome.decision
+    code, said = op.mqadmin(["forget", "-b", "broker-a", "--replica", op.addr(SLAVE)])
+    assert (code, f"start {op.addr(SLAVE)}" in said, "--force" in said) == (1, True, True)
+
+    assert names(op.follow(SLAVE, refusal=said)) == ["start"]
+    op.has_all(MASTER, SLAVE)
+
+
+def in_sync(op: Operator) -> bool:
+    said = op.ask.ask(op.addr(MASTER), RequestCode.GET_LINEAGE, into=LineageBody)
+    return any(one.in_sync for one in said.replicas)
