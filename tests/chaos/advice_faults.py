@@ -28,6 +28,7 @@ from tests.chaos.proc_cluster import BROKER, Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
 from tests.chaos.proc_packets import isolate
 from tests.cluster.advised import NoWayOut, Outcome, follow, options_of
+from tests.support.waiting import slowness
 
 PATIENCE_S = 60.0
 START_S = 60.0
@@ -72,12 +73,16 @@ class Operator:
 
         def starts(node: Node) -> None:
             if not node.running:
-                asyncio.run_coroutine_threadsafe(self.start(node), loop).result(START_S)
+                asyncio.run_coroutine_threadsafe(self.start(node), loop).result(START_S * slowness())
 
         by_addr: Mapping[str, Callable[[], object]] = {node.addr: partial(starts, node) for node in can_start}
         try:
             outcome = await asyncio.to_thread(
-                follow, partial(_mqadmin, self.scene.cluster), by_addr, patience_s=PATIENCE_S, most=STEPS_MAX
+                follow,
+                partial(_mqadmin, self.scene.cluster),
+                by_addr,
+                patience_s=PATIENCE_S * slowness(),
+                most=STEPS_MAX,
             )
         except NoWayOut as error:
             raise NotSoInTime(
