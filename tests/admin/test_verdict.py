@@ -523,8 +523,9 @@ def test_what_is_advised_is_named_whole() -> None:
     # It may have what this master lost.
     held = the([master(said={"held": "the machine went down"}), dead(SLAVE, 1)]).text
     assert held.endswith("; start 10.0.0.2:10911")
-    leased = the([replace(WAITING, info={"leaseCoordinator": "etcd"})]).text
-    assert leased.endswith("; mqadmin haList -b broker-a says who may become it")
+    leased = replace(WAITING, info={"leaseCoordinator": "etcd"})
+    assert the([leased]).text.endswith("; mqadmin haList -b broker-a says who may become it")
+    assert "; start 10.0.0.1:10911 again, mqadmin haList -b broker-a" in the([dead(), leased]).text
 
 
 def test_a_master_is_no_slave_of_its_own() -> None:

@@ -168,7 +168,8 @@ class _Judge:
             return ""
         name = ours[0].broker.name
         if any("leaseCoordinator" in one.info for one in ours):
-            return f"; mqadmin haList -b {name} says who may become it"
+            away = "".join(f"start {where(one)} again, " for one in self.silent)
+            return f"; {away}mqadmin haList -b {name} says who may become it"
         listed = lists_of(ours)[name]
         last = listed.replicas.get(listed.master, "")
         again = f"start {shown_addr(last)}, the last master, again, or " if self._is_silent(last) else ""
