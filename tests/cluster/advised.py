@@ -24,7 +24,8 @@ _ENDS = ",;:.)`"
 LOSSES = ("--force", "--lose")
 _COMMAND = re.compile(r"\bmqadmin\s+(\w+)")
 _SAME_WITH = re.compile(r"^\s*(?:or )?(--force|--lose)\b", re.MULTILINE)
-_START = re.compile(r"\bstart (\d+\.\d+\.\d+\.\d+:\d+)")
+_ADDR = r"\d+\.\d+\.\d+\.\d+:\d+"
+_START = re.compile(rf"\bstart ({_ADDR})")
 # What stands for something that the reader has to know.
 _BLANK = re.compile(r"^[A-Z]+$")
 

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from haservice.admin.calls import MQAdmin
+from haservice.devtools.group import ScratchGroup
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.clients import CreateTopicHeader
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.replication.lineage.file import LineageFile
 from tests.admin.asking import run
 from tests.cluster.advised import Outcome, follow, options_of
 from tests.cluster.support import (
+    QUEUES,
+    SETTINGS,
+    TOPIC,
     Ask,
     MakePair,
     follows,
@@ -256,3 +262,39 @@ def test_of_a_master_that_waits_for_a_slave_after_a_power_cut(hire: Callable[[st
 def in_sync(op: Operator) -> bool:
     said = op.ask.ask(op.addr(MASTER), RequestCode.GET_LINEAGE, into=LineageBody)
     return any(one.in_sync for one in said.replicas)
+
+
+@pytest.mark.timeout(300)
+def test_of_members_of_a_group_that_are_away(tmp_path: Path) -> None:
+    """One of three, and then a majority: each is named, at the address at which members reach it."""
+    with ScratchGroup(tmp_path, SETTINGS) as group, MQAdmin([group.namesrv_addr]) as ask:
+        group.start_nameserver()
+        group.start_members()
+
+        def mqadmin(words: Sequence[str]) -> tuple[int, str]:
+            done = run(words[0], "-n", group.namesrv_addr, *words[1:])
+            return done.exit_code, done.output
+
+        def start(name: str) -> None:
+            """One that is about to lead starts again in its process, and does not answer for a moment."""
+            if group.processes[name].popen.poll() is not None:
+                group.start_members(name)
+
+        starts = {group.member_addr(name): partial(start, name) for name in group.names}
+        leader = group.leader(ask)
+        ask.update_topic(group.addr(leader), CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+        wait_until(lambda: mqadmin(["check"])[0] == 0, "all are level")
+        send_ok(group.addr(leader), numbered(0, 50))
+        for count in (1, 2):
+            gone = sorted(set(group.names) - {leader})[:count]
+            if count == 2:
+                gone[0] = leader
+            for name in gone:
+                group.processes[name].kill()
+            wait_until(lambda: mqadmin(["check"])[0] != 0, "check has seen it")
+            outcome = follow(mqadmin, starts)
+            assert {("start", group.member_addr(name)) for name in gone} <= {
+                one.words for one in outcome.steps
+            }
+            leader = group.leader(ask)
+        wait_until(lambda: read(ask, group.addr(leader)) == numbered(0, 50), "nothing is lost")

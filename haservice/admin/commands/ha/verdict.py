@@ -24,6 +24,7 @@ from haservice.admin.commands.dledger.judging import (
     good_leader,
     member_name,
     no_leader,
+    start_text,
     troubles_of,
 )
 from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
@@ -138,7 +139,7 @@ class _Judge:
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {one.why_silent}" for one in self.silent])
         if self.group:
-            return no_leader(self.group, gone)
+            return no_leader(self.group, "; ".join(filter(None, (gone, start_text(self.group)))))
         if not self.slaves:
             return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
@@ -168,8 +169,8 @@ class _Judge:
             return ""
         name = ours[0].broker.name
         if any("leaseCoordinator" in one.info for one in ours):
-            away = "".join(f"start {where(one)} again, " for one in self.silent)
-            return f"; {away}mqadmin haList -b {name} says who may become it"
+            starts = [f"start {where(one)} again" for one in self.silent]
+            return "; " + ", ".join([*starts, f"mqadmin haList -b {name} says who may become it"])
         listed = lists_of(ours)[name]
         last = listed.replicas.get(listed.master, "")
         again = f"start {shown_addr(last)}, the last master, again, or " if self._is_silent(last) else ""
