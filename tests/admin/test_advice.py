@@ -112,8 +112,9 @@ ADVICE: dict[str, dict[str, str]] = {
     "coordination/desk.py": {"haList": "hint: a change of roles, or a new epoch, came in between"},
     "replication/lineage/epochs.py": {"failover": "hint: a slave of another master of the same epoch"},
     "replication/wire/greeting.py": {
+        "failover -b VALUE --to VALUE": "two logs of the same epochs differ",
         "forget": "hint: the list of replicas is full",
-        "reinit": "hint: two logs of the same epochs differ",
+        "reinit -b VALUE": "two logs of the same epochs differ",
     },
     "recovery/recovery.py": {"reinit": "hint: a log is damaged in too many places"},
 }
