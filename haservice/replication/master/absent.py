@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 
 from haservice.log_throttle import LogThrottle
 from haservice.replication.master.connection import HAConnection
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 ABSENT_MAX = 16
 # The log tells one cause of one slave this often at most.
 TELL_S = 10.0
-# And one that only a person can end: a slave dials again every few seconds until then.
-TELL_GRAVE_S = 600.0
-# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.
+# These say that two logs have parted, or that a slave needs a new store: somebody has to decide.  The slave dials
+# every few seconds meanwhile, which is no news.
 _GRAVE = (Refusal.AHEAD, Refusal.DIVERGED, Refusal.EXPIRED)
+GRAVE_AGAIN_S = 600.0
 
 
 class AbsentSlaves:
@@ -36,7 +36,7 @@ class AbsentSlaves:
         self._lock = threading.Lock()  # guards what follows
         self._absent: OrderedDict[str, tuple[float, AbsentSlave]] = OrderedDict()
         self._throttle = LogThrottle(TELL_S)
-        self._grave = LogThrottle(TELL_GRAVE_S)
+        self._grave = LogThrottle(GRAVE_AGAIN_S)
 
     def ended(self, connection: HAConnection, error: Exception | None) -> None:
         """A connection has ended, and why; `error` is None if the slave has closed it."""
@@ -45,15 +45,12 @@ class AbsentSlaves:
             self.note(connection.peer, f"greeting: {error}")
         elif isinstance(error, ReportRefused):
             level = logging.ERROR if error.refusal in _GRAVE else logging.WARNING
-            self._tell(connection, error, level, error.reported, error.refusal)
+            self._tell(connection, error, level, error.reported, error.refusal.value)
         elif isinstance(error, NotAReport):
-            self._tell(connection, error, logging.WARNING, -1, NotAReport)
+            self._tell(connection, error, logging.WARNING, -1, "no report")
         elif isinstance(error, HandshakeFailed):
-            self._tell(connection, error, logging.WARNING, -1, HandshakeFailed)
+            self._tell(connection, error, logging.WARNING, -1, "TLS")
         elif reported >= 0:
-            with self._lock:
-                for refusal in _GRAVE:
-                    self._grave.ended((connection.progress.identity, refusal))
             self.note(connection.peer, f"disconnected: {error or 'closed by the slave'}", reported)
         elif error is not None:
             logger.debug("connection ended before its first report peer=%s reason=%s", connection.peer, error)
@@ -74,11 +71,11 @@ class AbsentSlaves:
             return tuple(one for host, (at_s, one) in self._absent.items() if at_s > back_s.get(host, 0.0))
 
     def _tell(
-        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: Hashable
+        self, connection: HAConnection, error: Exception, level: int, reported: int, cause: str
     ) -> None:
         self.note(connection.peer, str(error), reported)
         throttle = self._grave if level == logging.ERROR else self._throttle
         with self._lock:
-            ready = throttle.ready((connection.progress.identity, cause), time.monotonic())
+            ready = throttle.ready(f"{connection.progress.identity} {cause}", time.monotonic())
         if ready:
             logger.log(level, "slave refused, closed peer=%s reason=%s", connection.peer, error)
