@@ -46,26 +46,36 @@ def lease_notes(seen: Sequence[Seen]) -> list[str]:
             continue
         reading = [one for one in told if is_read(one)]
         holder = next((at for one in reading if (at := one.info.get("leaseMaster"))), "")
+        itself = next((one for one in told if holder and holder.split()[0] == one.broker.addr), None)
         by = (reading or told)[0].info["leaseCoordinator"]
-        if reading:
-            notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
-        else:
+        if not reading:
             notes.append(f"{name}: no broker that answers can read {by}, so nobody can take the lease now.")
-        notes += [note for one in told if (note := _note(one, holder))]
+        elif itself is not None and (why := itself.info.get("leaseWhyNot", "")):
+            notes.append(f"{name}: {_not_as_read(holder, itself)}, by {by}: {why}")
+        else:
+            itself = None
+            notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
+        notes += [note for one in told if one is not itself and (note := _note(one, holder))]
     return notes
+
+
+def _not_as_read(holder: str, one: Seen) -> str:
+    """Of a master that cannot say that it holds the lease, which was its own when the coordinator was read last."""
+    left_s = seconds_left(one)
+    if left_s is None or left_s <= 0:
+        return f"{holder} held the lease when that was last read, and takes no messages now"
+    return f"{holder} held the lease when that was last read, and takes messages for {left_s:.1f} s yet"
 
 
 def _note(one: Seen, holder: str) -> str:
     """What is to be told of one broker; "" if nothing is."""
     who, why = f"{one.broker.name} at {shown_addr(one.broker.addr)}", one.info.get("leaseWhyNot", "")
-    trouble, is_holder = one.info.get("leaseTrouble", ""), holder.partition(" ")[0] == one.broker.addr
+    trouble = one.info.get("leaseTrouble", "")
     if one.is_slave:
         return f"{who} is not the master: {why}" if why and not holder else ""
-    left = seconds_left(one) or 0.0
     if one.info.get("leaseServesBy") == FAILSAFE:
         return f"{who} serves by failsafe, for its slaves promise to take no lease: {trouble or why}"
-    if why and (is_holder or left > 0):
-        return f"{who} {'takes' if left > 0 else 'does not take'} messages now: {why}"
     if why:
-        return f"{who} is not the master: {why}"
+        serves = (seconds_left(one) or 0.0) > 0
+        return f"{who} {'serves without a lease' if serves else 'is not the master'}: {why}"
     return f"{who} cannot use the coordinator: {trouble}" if trouble else ""
