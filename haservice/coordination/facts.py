@@ -156,9 +156,13 @@ class LeaseFacts:
 
     @property
     def failsafe_until_s(self) -> float:
-        """Until then nobody takes the lease, because all who could have promised it."""
+        """Until then nobody takes the lease, because all who could have promised it.  Where the coordinator does not
+        name us a voter nobody knows who could.
+        """
         seen = self.seen
         if seen is None or not self.settings.failsafe or not self.is_last_master:
+            return -math.inf
+        if self.own.id not in seen.voters.ids:
             return -math.inf
         asked_s = [self.promises.get(one, -math.inf) for one in self.who_could_take_it]
         sent_s = min(asked_s, default=self.now_s)

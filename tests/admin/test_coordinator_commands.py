@@ -258,7 +258,8 @@ def test_voters_that_are_away_are_listed_and_without_a_master_the_exit_code_says
     result = keyed.run("haList")
     assert result.exit_code == 1
     assert "Nobody is the master; the last epoch is 1000." in result.output
-    assert f"Not connected: {A[:8]}." in result.output
+    assert f"Not connected: {A[:8]}, a voter.  Start it." in result.output
+    assert "mqadmin forget" not in result.output, "no broker was asked whether it hears that one"
     found = rows(keyed)
     assert found[A]["state"] == "not connected"
     assert "its log is not sealed against the master of epoch 1000 yet" in found[B]["mayBeMaster"]
@@ -548,7 +549,7 @@ def test_a_failover_is_asked_for_and_forced_only_by_who_says_so(serve: Serve, ke
     assert RequestCode.PROMOTE not in b.codes
 
 
-def test_a_restored_coordinator_is_said_and_by_force_its_epoch_is_raised(
+def test_with_a_restored_coordinator_one_command_begins_anew_with_the_longest_log(
     serve: Serve, etcd_keyed: Keyed
 ) -> None:
     keyed = etcd_keyed
@@ -557,28 +558,33 @@ def test_a_restored_coordinator_is_said_and_by_force_its_epoch_is_raised(
     keyed.dies(A)
     keyed.put(EPOCH, encode(500))
     a.say(held="the coordinator was restored")
-    assert "No broker believes this coordinator: the coordinator's epoch is 500" in keyed.run("haList").output
-    words = ("failover", "-n", nameserver.addr, "-b", "broker-a", "--to", b.addr, "--yes")
-    result = run(*words)
-    assert result.exit_code == 1
-    assert "knows of epoch 1000: it was restored from a backup, or emptied" in result.output
-    assert keyed.now.epoch == 500
+    said = keyed.run("haList").output
+    assert "No broker believes this coordinator: the coordinator's epoch is 500" in said
+    assert "mqadmin failover -b broker-a begins anew" in said
+    a.say(master_role="SYNC_MASTER")
     thread = takes_over(keyed, b)
     a.on_asked = lambda fake: fake.say(role="SLAVE", master_addr=b.addr) if keyed.now.epoch == 2000 else None
-    result = run(*words, "--force")
+    result = run("failover", "-n", nameserver.addr, "-b", "broker-a", "--yes")
     thread.join()
     assert result.exit_code == 0, result.output
-    assert (keyed.asked_in, keyed.now.epoch) == (1000, 2000)
+    assert (keyed.asked_in, keyed.now.epoch) == (500, 2000), (
+        "the epoch is not raised before the lease is taken"
+    )
+    assert "knows of epoch 1000: it was restored from a backup, or emptied" in result.output
+    again = run("failover", "-n", nameserver.addr, "-b", "broker-a", "--yes")
+    assert again.exit_code == 1
+    assert "holds the lease of broker-a" in again.output or "alive and well" in again.output
 
 
 # -- forget -----------------------------------------------------------------------------------------
 
 
 def test_a_voter_that_is_lost_is_forgotten_once_there_is_no_master(serve: Serve, keyed: Keyed) -> None:
-    _, _, nameserver = brokers(serve, keyed)
+    a, _, nameserver = brokers(serve, keyed)
     keyed.pair()
     keyed.put(VOTERS, encode(Voters(frozenset({A, B, C}))))
     keyed.dies(A)
+    a.say(held="its lease has ended")
     words = ("forget", "-n", nameserver.addr, "-b", "broker-a", C[:6])
     refused = run(*words, stdin="n\n")
     assert (refused.exit_code, keyed.now.voters.ids) == (1, {A, B, C})

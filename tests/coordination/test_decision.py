@@ -397,7 +397,7 @@ def test_another_process_of_our_replica_id_keeps_us_from_the_lease() -> None:
 
 def test_a_change_of_voters_counts_by_both_first_and_is_asked_for_then() -> None:
     followers = {"a": Follower(50), "c": Follower(50)}
-    first = decide(master(followers=followers))
+    first = decide(master(cluster(member("c")), followers))
     assert first.change == VotersChange(Voters(frozenset("abc"), 1), 8, is_asked=True)
     assert first.actions[0] == CountBy(Voters(frozenset("ab"), 1)), "acks of c do not count yet"
     assert taken(first).expects == {MASTER: 11, EPOCH: 7, VOTERS: 8}

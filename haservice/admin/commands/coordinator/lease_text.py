@@ -41,10 +41,27 @@ def lease_notes(seen: Sequence[Seen]) -> list[str]:
         if not told:
             continue
         holder = next((at for one in told if (at := one.info.get("leaseMaster"))), "")
+        itself = next((one for one in told if holder and holder.split()[0] == one.broker.addr), None)
         by = told[0].info["leaseCoordinator"]
-        notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
+        if itself is not None and (why := itself.info.get("leaseWhyNot", "")):
+            notes.append(f"{name}: {_not_as_read(holder, itself)}, by {by}: {why}")
+        else:
+            notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
         for one in told:
             why = one.info.get("leaseWhyNot", "")
-            if why and (not holder or not one.is_slave):
-                notes.append(f"{name} at {shown_addr(one.broker.addr)} is not the master: {why}")
+            if why and one is not itself and (not holder or not one.is_slave):
+                notes.append(f"{name} at {shown_addr(one.broker.addr)} {_is_no_holder(one)}: {why}")
     return notes
+
+
+def _not_as_read(holder: str, one: Seen) -> str:
+    """Of a master that cannot say that it holds the lease, which was its own when the coordinator was read last."""
+    left_s = seconds_left(one)
+    if left_s is None or left_s <= 0:
+        return f"{holder} held the lease when that was last read, and takes no messages now"
+    return f"{holder} held the lease when that was last read, and takes messages for {left_s:.1f} s yet"
+
+
+def _is_no_holder(one: Seen) -> str:
+    left_s = seconds_left(one)
+    return "serves without a lease" if left_s is not None and left_s > 0 else "is not the master"

@@ -13,7 +13,7 @@ from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.coordinator.voters import forget_voter
 from haservice.admin.commands.dledger.group import check_no_group
-from haservice.admin.commands.ha.ask_brokers import gather
+from haservice.admin.commands.ha.ask_brokers import gather, why_alive
 from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
@@ -30,7 +30,7 @@ from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ForgetHeader
 from haservice.terminal.options import command, format_option, namesrv_option
-from haservice.terminal.output import Column, Table, human_seconds, shown_addr
+from haservice.terminal.output import Column, Table, shown_addr
 
 # The master gives its slaves the new list at once: they connect again for it.
 KNOWN_S = 3.0
@@ -100,10 +100,13 @@ def forget_replica(
     if (desk := desk_of(admin, before, said)) is not None:
         with desk:
             if desk.see().master is None:
-                return forget_voter(report, desk, named, named_replicas(before, named))
+                ids = named_replicas(before, named)
+                return forget_voter(
+                    report, desk, before, named, ids, lambda gone: check_gone(admin, before, gone)
+                )
     gone = replica_to_forget(before, named)
     told = who_is_told(before, gone)
-    check_not_connected(admin, before, gone, told)
+    check_gone(admin, before, gone)
     who = replica_text(before, gone)
     report.line(f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not.")
     report.line("Promotions no longer need its answer.")
@@ -155,11 +158,6 @@ def replica_to_forget(topology: Topology, named: str) -> str:
             f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
             f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
         )
-    for one in topology.members:
-        if gone in (one.replica_id, one.listed_as) and (one.answers or one.lives):
-            raise click.ClickException(
-                f"{who} is alive: {one.state}\n  stop it first; it would be on the list again at once"
-            )
     return gone
 
 
@@ -178,18 +176,11 @@ def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
     return [one for one in masters or topology.ours if gone in one.named]
 
 
-def check_not_connected(admin: MQAdmin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
-    """Raises click.ClickException if it still has a connection: its process is frozen, or cut off."""
-    for one in told:
-        status = admin.ha_status(one.addr)
-        if status is None or all(link.replica_id != gone for link in status.ha_connection_info):
-            continue
-        seen_ms = one.seen.get(gone, 0)
-        ago = human_seconds(max(0, wall_clock_ms() - seen_ms) / 1000)
-        heard = f", and was heard {ago} ago" if seen_ms else ""
+def check_gone(admin: MQAdmin, topology: Topology, gone: str) -> None:
+    """Raises click.ClickException, which says who hears it, unless nobody does."""
+    if why := why_alive(admin, topology, gone):
         raise click.ClickException(
-            f"{replica_text(topology, gone)} does not answer, but still holds a connection to {one.where}{heard}\n"
-            "  its process runs, frozen perhaps: stop it first, then forget it"
+            f"{why}\n  its process runs, frozen perhaps: stop it first; it would be on the list again at once"
         )
 
 
