@@ -44,7 +44,7 @@ def why_not(facts: LeaseFacts) -> str:
     if why := _why_never(facts, seen):
         return why
     if seen.settings.paused and request is None:
-        return "failover is paused: mqadmin resume"
+        return f"failover is paused: mqadmin resume -b {me.broker_addr}"
     if seen.is_new:
         none = "no master has been here yet, and this broker is none by its file"
         return _why_longer(facts, seen) if own.may_be_first else none

@@ -189,6 +189,9 @@ def why_not_forgotten(seen: Cluster, replica_id: str) -> str:
         return f"replica {short} is connected to the coordinator: stop it first"
     if restored := why_refused(seen):
         return f"nobody believes these voters: {restored}"
+    status = seen.status
+    if seen.master is None and status is not None and status.goes_on and status.replica_id == replica_id:
+        return f"replica {short} may go on without a lease, since failover was paused: it may answer OK now"
     if seen.master is not None:
         return (
             f"replica {seen.master.replica_id[:8]} is the master: it takes a silent voter out by itself once the"

@@ -77,6 +77,27 @@ class Server:
             process.kill()
             process.wait(10)
 
+    @property
+    def data(self) -> Path:
+        """Of etcd: where it keeps what it was told."""
+        return Path(self._command[self._command.index("--data-dir") + 1])
+
+    def keep(self, copy: Path) -> None:
+        """Copies what it was told so far, as a backup does."""
+        self.stop()
+        shutil.copytree(self.data, copy)
+        self.start()
+        self.answers()
+
+    def empty(self, copy: Path | None = None) -> None:
+        """What it was told is gone, or is what a backup has."""
+        self.stop()
+        shutil.rmtree(self.data)
+        if copy is not None:
+            shutil.copytree(copy, self.data)
+        self.start()
+        self.answers()
+
     def freeze(self) -> None:
         assert self._process is not None
         freeze(self._process)

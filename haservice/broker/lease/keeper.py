@@ -414,7 +414,7 @@ class LeaseKeeper:
 def keeper_of(config: NodeConfig) -> LeaseKeeper | None:
     """None without haCoordinator.  The coordinator is not asked anything yet.  Raises CoordinatorMissing."""
     said, broker = config.coordinator, config.broker
-    if said.address is None:
+    if said.address is None or not said.is_set:
         return None
     keys = Keys(said.user, said.password or "", said.trust, said.certificate, said.key)
     coordinator = coordinator_at(place_of(said.address), broker.cluster_name, broker.broker_name, keys)

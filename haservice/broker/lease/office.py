@@ -167,8 +167,8 @@ class Office:
             return why
         if store.dispatcher.failed is not None:
             return f"its log is damaged: {store.dispatcher.failed}"
-        if self.is_slave:
-            return ""
+        if self.is_slave or (self._change is not None and not self._change.done()):
+            return ""  # what our own order holds is no trouble
         return state.held or store.log.writable_but_for(HOLDER, DISK_HOLDER, LEASE_HOLDER) or ""
 
     # -- what is done to it -------------------------------------------------------------------------

@@ -314,18 +314,20 @@ def wait_until_taken(desk: OperatorDesk, request: MasterRequest, before: Cluster
             told = say_once(f"  … {error}", told)
             time.sleep(LOOK_AGAIN_S)
             continue
-        if now.epoch > before.epoch and now.master is not None:
+        has_begun = now.epoch > before.epoch
+        if has_begun and now.master is not None:
             if now.master.replica_id == request.to:
                 return now.epoch
             raise click.ClickException(
                 f"{shown(now, now.master.replica_id)} has become the master of {desk.name} instead, in epoch"
                 f" {now.epoch}\n  mqadmin history -b {desk.name} says why"
             )
-        if now.request != request:
+        if now.request != request and not has_begun:
             raise click.ClickException(
                 f"the {request.kind} {_NOT[request.kind]}: {_fate(now, request)}{_left_behind(desk, now, request)}"
             )
-        told = say_once(f"  … {_awaited(now, request)}", told)
+        awaited = f"epoch {now.epoch} begins" if has_begun else _awaited(now, request)
+        told = say_once(f"  … {awaited}", told)
         time.sleep(LOOK_AGAIN_S)
     left = desk.withdraw(request)
     fate = "it is withdrawn" if left else "it was over just then: look again"

@@ -100,7 +100,8 @@ def _line(
 ) -> list[Any]:
     """The first columns: as the coordinator has it, or else as it answers."""
     one, master = seen.members.get(replica_id), seen.master
-    role = MASTER_ROLE if is_master else SLAVE_ROLE
+    is_last = one is not None and one.state == MASTER_ROLE  # it was, and has no lease any more
+    role = MASTER_ROLE if is_master or is_last else SLAVE_ROLE
     if one is not None:
         lag = max(0, end - one.mark.end) if end is not None and not is_master else None
         return [
@@ -172,7 +173,8 @@ def notes_of(
             f"No broker believes this coordinator: {restored}.  Once all brokers run, mqadmin failover -b {name} begins"
             " anew with the longest log."
         )
-    notes.append(acks_text(seen))
+    else:
+        notes.append(acks_text(seen))
     if not restored and not serving and seen.master is None:
         notes += _ways_to_a_master(name, seen)
     if seen.settings.paused:
