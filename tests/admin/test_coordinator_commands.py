@@ -45,7 +45,9 @@ from haservice.coordination.coordinator import HISTORY, Coordinator, Transaction
 from haservice.coordination.desk import DeskRefusal, OperatorDesk
 from haservice.coordination.history import KEPT, PRUNED_AT, prune
 from haservice.coordination.voters import Voters
+from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo, HARuntimeInfo
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import MembersBody
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 from tests.admin.asking import Serve, body, run
@@ -399,11 +401,18 @@ def test_a_request_of_an_epoch_that_is_over_is_not_written_and_only_its_own_is_w
 # -- switchover and failover, by brokers that say where their coordinator is -------------------------
 
 
-def brokers(serve: Serve, keyed: Keyed) -> tuple[Fake, Fake, Names]:
-    """A is the master, B its slave; both say where their coordinator is."""
+def brokers(
+    serve: Serve, keyed: Keyed, link: HAConnectionRuntimeInfo | None = None
+) -> tuple[Fake, Fake, Names]:
+    """A is the master, B its slave; both say where their coordinator is.  `link` is a connection that A has."""
     config = body(f"brokerName=broker-a\nhaCoordinator={keyed.url}\n".encode())
     more = {RequestCode.GET_BROKER_CONFIG: config}
-    a = Fake(serve, A, "SYNC_MASTER", END, (1000, 0, A), more=more, cluster_name=keyed.cluster)
+    links = (
+        {RequestCode.GET_BROKER_HA_STATUS: body(HARuntimeInfo(True, END, 1, (link,)).encode())}
+        if link
+        else {}
+    )
+    a = Fake(serve, A, "SYNC_MASTER", END, (1000, 0, A), more={**more, **links}, cluster_name=keyed.cluster)
     b = Fake(
         serve, B, "SLAVE", END, (1000, 0, A), more=more, cluster_name=keyed.cluster, master_addr=a.addr,
         master_end=END, master_role="SYNC_MASTER",
@@ -573,7 +582,8 @@ def test_with_a_restored_coordinator_one_command_begins_anew_with_the_longest_lo
     assert "knows of epoch 1000: it was restored from a backup, or emptied" in result.output
     again = run("failover", "-n", nameserver.addr, "-b", "broker-a", "--yes")
     assert again.exit_code == 1
-    assert "holds the lease of broker-a" in again.output or "alive and well" in again.output
+    assert f"{b.addr} is the master of broker-a already" in again.output
+    assert keyed.now.request is None
 
 
 # -- forget -----------------------------------------------------------------------------------------
@@ -595,6 +605,50 @@ def test_a_voter_that_is_lost_is_forgotten_once_there_is_no_master(serve: Serve,
     again = run(*words, "--yes")
     assert again.exit_code == 1
     assert f"no voter is {C[:6]}" in again.output
+
+
+@pytest.mark.parametrize("how", ["it answers", "a broker has its connection", "a master serves"])
+def test_a_voter_that_is_heard_is_not_forgotten_though_the_coordinator_has_lost_it(
+    serve: Serve, etcd_keyed: Keyed, how: str
+) -> None:
+    """The master answers by failsafe, or hangs; the voter follows it, and its acks make OKs."""
+    gone = dead()
+    link = HAConnectionRuntimeInfo("127.0.0.1:40000", END, 0, True, replica_id=C, broker_addr=gone)
+    a, b, nameserver = brokers(serve, etcd_keyed, link if how == "a broker has its connection" else None)
+    etcd_keyed.pair()
+    if how != "it answers":
+        etcd_keyed.put(VOTERS, encode(Voters(frozenset({A, B, C}))))
+        a.say(members=MembersBody(3, 1, A, 1, 0, replicas={A: a.addr, B: b.addr, C: gone}))
+    etcd_keyed.dies(A)
+    etcd_keyed.dies(B)
+    who = B if how == "it answers" else C
+    if how == "a broker has its connection":
+        a.say(held="its lease has ended")
+    before = etcd_keyed.now.voters
+    words = ("forget", "-n", nameserver.addr, "-b", "broker-a", "--replica", who[:8], "--yes")
+    result = run(*words)
+    assert result.exit_code == 1
+    said = {
+        "it answers": f"{b.addr} (replica {B[:8]}) is alive",
+        "a broker has its connection": f"does not answer, but still holds a connection to {a.addr}",
+        "a master serves": f"{a.addr} takes messages as the master of broker-a, without a lease",
+    }
+    assert said[how] in result.output
+    assert etcd_keyed.now.voters == before
+    listed = run("haList", "-n", nameserver.addr, "-b", "broker-a").output
+    assert "mqadmin forget" not in listed.partition(f"Not connected: {who[:8]}")[2].partition("\n")[0]
+    if how != "a broker has its connection":
+        assert f"{a.addr} takes messages as the master without a lease: by failsafe." in listed
+
+
+def test_who_may_go_on_without_a_lease_is_not_forgotten(etcd_keyed: Keyed) -> None:
+    etcd_keyed.pair(paused=True)
+    etcd_keyed.dies(A)
+    etcd_keyed.put(STATUS, encode(Status(A, 1000, END, goes_on=True)))
+    with etcd_keyed.desk() as desk, pytest.raises(DeskRefusal, match="it may answer OK now"):
+        desk.forget(A)
+    said = etcd_keyed.run("haList").output
+    assert "once it is dead for certain: mqadmin failover -b broker-a --force" in said
 
 
 @pytest.mark.parametrize("gone", [A, B, C])

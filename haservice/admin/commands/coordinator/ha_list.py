@@ -181,9 +181,8 @@ def notes_of(
         notes.append(
             f"Failover is PAUSED: nobody becomes the master by himself.  mqadmin resume -b {name} ends that."
         )
-    notes += [
-        _away_note(name, seen, one, heard.get(one)) for one in sorted(seen.voters.ids - seen.members.keys())
-    ]
+    away = sorted(seen.voters.ids - seen.members.keys())
+    notes += [_away_note(name, seen, one, heard.get(one), may_go=not serving) for one in away]
     if (request := seen.request) is not None:
         at = f", not before {local_second(request.not_before_ms)}" if request.not_before_ms else ""
         why = request.why or "nobody says why"
@@ -205,12 +204,12 @@ def _ways_to_a_master(name: str, seen: Cluster) -> list[str]:
     return []
 
 
-def _away_note(name: str, seen: Cluster, replica_id: str, heard: str | None) -> str:
-    """Of a voter that is not connected.  Only one that nobody hears may be lost."""
+def _away_note(name: str, seen: Cluster, replica_id: str, heard: str | None, *, may_go: bool) -> str:
+    """Of a voter that is not connected.  Only one that nobody hears may be lost, and no master counts on."""
     who = f"Not connected: {replica_id[:SHORT_ID]}, a voter"
     if heard:
         return f"{who}.  {heard}; its log says why it does not reach the coordinator."
-    if heard is None or why_not_forgotten(seen, replica_id):
+    if heard is None or not may_go or why_not_forgotten(seen, replica_id):
         return f"{who}.  Start it."
     forget = f"mqadmin forget -b {name} --replica {replica_id[:SHORT_ID]}"
     return f"{who}.  Start it; or, if it is lost for good: {forget}"

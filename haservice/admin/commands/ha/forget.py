@@ -14,7 +14,7 @@ from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordi
 from haservice.admin.commands.coordinator.voters import forget_voter
 from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import gather, why_alive
-from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
+from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text, why_here
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -158,6 +158,8 @@ def replica_to_forget(topology: Topology, named: str) -> str:
             f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
             f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
         )
+    if why := why_here(topology, gone):
+        raise click.ClickException(f"{why}\n  stop it first; it would be on the list again at once")
     return gone
 
 
@@ -180,7 +182,7 @@ def check_gone(admin: MQAdmin, topology: Topology, gone: str) -> None:
     """Raises click.ClickException, which says who hears it, unless nobody does."""
     if why := why_alive(admin, topology, gone):
         raise click.ClickException(
-            f"{why}\n  its process runs, frozen perhaps: stop it first; it would be on the list again at once"
+            f"{why}\n  its process runs, frozen perhaps: stop it first, then forget it"
         )
 
 

@@ -277,6 +277,14 @@ def named_replicas(topology: Topology, named: str) -> Sequence[str]:
     return [one for one in replicas if named and one.startswith(named.lower())]
 
 
+def why_here(topology: Topology, replica_id: str) -> str:
+    """Where a replica answers, or its host does; "" if nowhere."""
+    for one in topology.members:
+        if replica_id in (one.replica_id, one.listed_as) and (one.answers or one.lives):
+            return f"{replica_text(topology, replica_id)} is alive: {one.state}"
+    return ""
+
+
 def replica_text(topology: Topology, replica_id: str) -> str:
     """Its address and its id, as far as they are known."""
     addr = topology.replicas.replicas.get(replica_id, "")
