@@ -19,7 +19,7 @@ import pytest
 from haservice.admin.calls import MQAdmin
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.desk import OperatorDesk
-from haservice.devtools.pair import ScratchPair
+from haservice.devtools.pair import ProcessDied, ScratchPair
 from tests.admin.asking import run
 from tests.cluster.support import Ask, MakePair, follows, numbered, read, send_ok
 from tests.cluster.test_auto_failover import Numbers, may_take_the_lease, role_of, started
@@ -378,3 +378,24 @@ def test_of_two_brokers_one_is_not_whole_and_the_operator_starts_the_other_or_de
     assert f"start {one.pair.slave_addr}" in one.operator.text("failover")
     one.pair.start_slave(**settings)
     check_well(one)
+
+
+# -- without a coordinator ---------------------------------------------------------------------------
+
+
+def test_a_store_that_has_had_a_coordinator_starts_without_one_only_if_that_is_said(
+    etcd_server: Server, make_pair: MakePair, admin: Ask, tmp_path: Path
+) -> None:
+    one = scene(etcd_server, make_pair, admin, tmp_path)
+    one.pair.processes["broker-a-s"].stop()
+    one.pair.processes["broker-a"].stop()
+    with pytest.raises(ProcessDied, match="it is not set, and this broker has had a coordinator"):
+        one.pair.start_master()
+    one.pair.start_master(haCoordinator="none")
+    one.pair.start_slave(haCoordinator="none")
+    wait_until(lambda: role_of(one.ask, one.pair.master_addr) == "SYNC_MASTER", "its file says so")
+    wait_until(Numbers().try_at(one.pair.master_addr), "it answers OK")
+    assert set(BODIES) <= set(read(one.ask, one.pair.master_addr))
+    one.pair.processes["broker-a-s"].stop()
+    one.pair.start_slave()
+    wait_until(lambda: follows(one.ask, one.pair.master_addr, one.pair.slave_addr), "once is enough")
