@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from haservice.broker.lease.keeper import LeaseKeeper
-from haservice.broker.lease.office import Office
+from haservice.broker.lease.office import ORDER_SECONDS, Office
 from haservice.broker.node import BrokerNode
 from haservice.broker.roles.new_epoch import NewEpoch
 from haservice.broker.send import native
@@ -191,7 +191,10 @@ def test_what_its_own_order_holds_does_not_make_a_master_give_its_lease_back(alo
     state = office.broker.executor.state.but(change=NewEpoch("its lease", True))
     begins = Office(replace(office.broker, executor=SimpleNamespace(state=state)))  # type: ignore[arg-type]
     assert begins.own("life").member.unfit == "a new epoch begins"
-    begins._change = Future()
+    begins._change, begins._ordered_s = Future(), time.monotonic()
     assert begins.own("life").member.unfit == ""
+    begins._ordered_s -= ORDER_SECONDS
+    assert begins.own("life").member.unfit == "a new epoch begins", "another broker may have it"
+    begins._change, begins._ordered_s = Future(), time.monotonic()
     begins._change.cancel()
     assert begins.own("life").member.unfit == "a new epoch begins"
