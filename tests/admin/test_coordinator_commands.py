@@ -24,6 +24,7 @@ from click.testing import Result
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.cluster import (
     EPOCH,
+    FAILOVER,
     MASTER,
     MEMBERS,
     REQUEST,
@@ -379,6 +380,20 @@ def test_of_two_requests_the_first_stands(keyed: Keyed) -> None:
     assert kept is not None
     assert said[kept.since_ms - 1] == ""
     assert "A switchover to 127.0.0.1:11911 is asked for: number" in keyed.run("haList").output
+
+
+def test_to_begin_anew_is_asked_for_again_though_who_asked_first_is_gone(keyed: Keyed) -> None:
+    keyed.pair()
+    keyed.dies(A)
+    keyed.put(EPOCH, encode(500))
+    first = MasterRequest(B, "killed meanwhile", 1, FAILOVER, among=frozenset({B}))
+    again = replace(first, since_ms=2)
+    with keyed.desk() as desk:
+        desk.ask(first, 500)
+        with pytest.raises(DeskRefusal, match="is asked for already"):
+            desk.ask(MasterRequest(B, "a switchover", 3), 500)
+        desk.ask(again, 500)
+        assert keyed.now.request == again
 
 
 def test_a_request_of_an_epoch_that_is_over_is_not_written_and_only_its_own_is_withdrawn(

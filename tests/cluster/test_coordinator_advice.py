@@ -47,14 +47,14 @@ def etcd_server(tmp_path: Path) -> Iterator[Server]:
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """The commands that a text names and that change something, as they are typed; of `--force does`, --force."""
+    """The commands that a text names, that change something, and that can be typed as they stand."""
     found = []
     for match in _COMMAND.finditer(text):
         words = [match.group(1), *match.group(2).split()]
         for flag in ("--force", "--yes"):
             if flag in words:
                 del words[words.index(flag) + 1 :]
-        if words[0] not in LOOKS:
+        if words[0] not in LOOKS and not any(one.isupper() for one in words):
             found.append(words)
     return found
 

@@ -79,10 +79,7 @@ def switch_over_by(
     seen = desk.see()
     check_nobody_serves(desk, seen, before)
     if seen.master is None:
-        raise click.ClickException(
-            f"nobody is the master of {desk.name} by {desk.place}: there is nothing to hand over\n"
-            f"  {way_to_a_master(desk, seen)}"
-        )
+        raise click.ClickException(nothing_to_hand_over(desk, seen))
     chosen = nearest(seen) if target is None else member_at(seen, target)
     if chosen.replica_id not in seen.voters.ids:
         raise click.ClickException(
@@ -236,6 +233,16 @@ def check_nobody_serves(desk: OperatorDesk, seen: Cluster, before: Topology) -> 
     raise click.ClickException(
         f"{and_text([one.where for one in serving])} takes messages as the master of {desk.name}, and by {desk.place}"
         f" nobody has the lease: {NOTHING}\n  {way}"
+    )
+
+
+def nothing_to_hand_over(desk: OperatorDesk, seen: Cluster) -> str:
+    """What a switchover says while no master answers."""
+    if seen.master is not None:
+        return f"no master of {desk.name} answers: {_leased(desk, seen, seen.master)}"
+    return (
+        f"nobody is the master of {desk.name} by {desk.place}: there is nothing to hand over\n"
+        f"  {way_to_a_master(desk, seen)}"
     )
 
 

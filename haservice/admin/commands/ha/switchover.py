@@ -14,7 +14,11 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.coordinator.by_request import switch_over_by, withdraw_by
+from haservice.admin.commands.coordinator.by_request import (
+    nothing_to_hand_over,
+    switch_over_by,
+    withdraw_by,
+)
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.dledger.group import hand_over
 from haservice.admin.commands.ha.ask_brokers import gather
@@ -132,10 +136,16 @@ def switch_over(
         if not_before_ms:
             raise no_coordinator(before, "--at")
         return hand_over(report, admin, namesrv, before, to, timeout_s)
+    desk = desk_of(admin, before, said)
+    if desk is not None and not before.masters:
+        check_at_rest(before)
+        check_told(before)
+        with desk:
+            raise click.ClickException(nothing_to_hand_over(desk, desk.see()))
     master, target = switchover_pair(before, to)
     slaves = successors(before, master, target)
     notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)
-    if (desk := desk_of(admin, before, said)) is not None:
+    if desk is not None:
         with desk:
             return switch_over_by(
                 report, admin, namesrv, desk, before, target, notes, timeout_s, not_before_ms
