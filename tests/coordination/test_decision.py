@@ -654,7 +654,7 @@ def test_beginning_anew_is_one_transaction_once_all_that_were_connected_have_sea
     found = decode({key: Versioned(value, 1) for key, value in transaction.puts.items() if "/" not in key})
     assert (found.epoch, found.master and found.master.replica_id) == (3000, "b")
     assert found.voters.ids == {"a", "b"}, "c lacks something: it becomes a voter once it has caught up"
-    assert found.status == Status("b", 3000, 50)
+    assert found.status == Status("b", 3000, 50, told={"b": Mark(2000, 50)})
     assert transaction.deletes == {REQUEST}
     for facts, why in (
         (emptied(in_epoch_2000("a", sealed=1000)), "the log of replica a at  is not sealed yet"),
