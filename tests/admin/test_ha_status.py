@@ -379,13 +379,33 @@ def test_who_holds_the_lease_and_for_how_long_is_in_the_table_of_a_pair_with_a_c
     assert "#Lease" not in [one.head for one in without.columns if not one.json_only]
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("2.4", "held the lease when that was last read, and takes messages for 2.4 s yet"),
+        ("0.0", "held the lease when that was last read, and takes no messages now"),
+    ],
+)
+def test_a_master_that_does_not_reach_the_coordinator_does_not_hold_the_lease_and_is_master_at_once(
+    left: str, said: str
+) -> None:
+    holds = {"leaseMaster": "10.0.0.1:10911 epoch 1000"}
+    why = {"leaseWhyNot": "the coordinator cannot be reached"}
+    table = table_of(
+        [leased(master(), leaseSecondsLeft=left, **holds, **why), leased(slave(), **holds, **why)], NOW_MS
+    )
+    assert table.notes == [
+        f"broker-a: 10.0.0.1:10911 epoch 1000 {said}, by etcd://10.0.0.9:2379: the coordinator cannot be reached"
+    ]
+
+
 def test_a_master_without_the_lease_is_told_as_one_that_serves() -> None:
     """In a pause, or by promises."""
     serves = leased(master(), leaseSecondsLeft="3.0", leaseWhyNot="failover is paused")
     table = table_of([serves, leased(slave(), leaseWhyNot="failover is paused")], NOW_MS)
     assert table.notes == [
         "broker-a: nobody holds the lease, by etcd://10.0.0.9:2379.",
-        "broker-a at 10.0.0.1:10911 takes messages now: failover is paused",
+        "broker-a at 10.0.0.1:10911 serves without a lease: failover is paused",
         "broker-a at 10.0.0.2:10911 is not the master: failover is paused",
     ]
 
