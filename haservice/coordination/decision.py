@@ -319,6 +319,9 @@ def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
     """Whether `status` is to be written: how far logs go is told when it matters, and now and then."""
     if told is None or _word(told) != _word(now):
         return True
+    left = now.told.keys() - facts.own.followers.keys() - {now.replica_id}
+    if any(now.told[one] != told.told.get(one) for one in left):  # how far a voter came that is gone by now
+        return True
     is_due = facts.must_tell_end or facts.now_s >= facts.status_told_s + TELL_SECONDS
     return told != now and is_due
 
