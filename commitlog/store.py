@@ -100,9 +100,8 @@ class Store:
     ) -> Store:
         """Locks the store, recovers it, and dispatches what is not dispatched yet.
 
-        `trusted_end`: `log.end` of the Store that this same process had open on it last, read after a close()
-        that returned True.  The log is not scanned below it, so that a long log opens as fast
-        as a short one.  Without such a clean stop it is ignored.
+        `trusted_end`: `log.end` of the Store that this same process had open on it last, read after a close() that
+        returned True.  Below it the log is not scanned.  Without such a clean stop it is ignored.
         Raises StoreLocked, or StoreUnreadable with path and reason.  The store is then as before, or better.
         """
         return cls(options, store_host=store_host, clock_ms=clock_ms, files=files, trusted_end=trusted_end)

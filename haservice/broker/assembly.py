@@ -180,8 +180,8 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             events,
             turn=turn_soon,
             announce=registration.announce,
-            unfit_tables=lambda: tables.awaited.why,
             epoch_began=tables.end_offsets,
+            unfit_tables=lambda: tables.awaited.why,
         )
     follow_settings(
         live,

@@ -192,9 +192,9 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         tables.groups,
         delays=tables.delays,
         on_synced=tables.persistence.soon,
-        on_copied=tables.awaited.copied,
         overdue=Overdue(store.queues.get, tables.delays, levels),
         keep=tables.keep,
+        on_copied=tables.awaited.copied,
     )
 
 

@@ -75,8 +75,12 @@ def _one_of(names: dict[str, int]) -> str:
     return f"{', '.join(most)} or {last}"
 
 
+# What haCoordinator says where there was a coordinator, and is none any more.
+NONE = "none"
+
+
 def _checked(text: str) -> str:
-    return str(place_of(text))
+    return NONE if text.strip() == NONE else str(place_of(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ class CoordinatorConfig:
     address: str | None = FAILOVER.key("haCoordinator", None, Values(check=_checked), OURS, BY_HAND)(
         "The etcd cluster or ZooKeeper ensemble that says who is the master: etcd://h1:2379,h2:2379,h3:2379, or "
         "zookeeper://h1:2181,h2:2181,h3:2181; with TLS etcds:// or zookeepers://. The same for all brokers of a "
-        "name. brokerRole then says who is the first master, and of which kind. Not set: commands change roles."
+        "name. brokerRole then says who is the first master, and of which kind. Not set: commands change roles. A "
+        "store that has had a coordinator does not start without one, unless this is none, for all brokers at once."
     )
     lease_ttl_s: int = FAILOVER.key("haLeaseTtl", 5, Values("s", low=2, high=300), OURS, BY_HAND)(
         "A dead master is replaced after so long. As the three below, the first master's value is written to the "
@@ -122,4 +127,8 @@ class CoordinatorConfig:
 
     @property
     def is_set(self) -> bool:
-        return self.address is not None
+        return self.address not in (None, NONE)
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.address == NONE

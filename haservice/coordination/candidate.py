@@ -40,20 +40,11 @@ def why_not(facts: LeaseFacts) -> str:
     """Why this broker does not take the lease, which nobody has; "" if it may."""
     seen, own = facts.seen, facts.own
     assert seen is not None, "nothing was read"
-    me = own.member
-    if facts.session is None:
-        return "no session with the coordinator"
-    if (other := twin(facts)) is not None:
-        return (
-            f"another process is connected with this broker's replica id: {other.broker_addr or other.life}"
-        )
-    if me.unfit:
-        return me.unfit
-    request = seen.request
-    if request is not None and request.to != own.id:
-        return f"a {request.kind} to replica {request.to[:8]} is asked for"
+    me, request = own.member, seen.request
+    if why := _why_never(facts, seen):
+        return why
     if seen.settings.paused and request is None:
-        return "failover is paused: mqadmin resume"
+        return f"failover is paused: mqadmin resume -b {me.broker_addr}"
     if seen.is_new:
         none = "no master has been here yet, and this broker is none by its file"
         return _why_longer(facts, seen) if own.may_be_first else none
@@ -113,6 +104,50 @@ def _why_early(facts: LeaseFacts) -> str:
         if left_s > 0
         else ""
     )
+
+
+def _why_never(facts: LeaseFacts, seen: Cluster) -> str:
+    """Why it takes no lease, whatever the logs have."""
+    me, request = facts.own.member, seen.request
+    if facts.session is None:
+        return "no session with the coordinator"
+    if (other := twin(facts)) is not None:
+        return (
+            f"another process is connected with this broker's replica id: {other.broker_addr or other.life}"
+        )
+    if me.unfit:
+        return me.unfit
+    if request is not None and request.to != facts.own.id:
+        return f"a {request.kind} to replica {request.to[:8]} is asked for"
+    return ""
+
+
+def why_not_anew(facts: LeaseFacts) -> str:
+    """Why this broker does not begin anew with a coordinator that nobody believes; "" if it may.
+
+    An operator asks for it.  All that he saw connected have sealed their logs, so no log grows any more, and of these
+    it has the longest; or he forces it.
+    """
+    seen, me = facts.seen, facts.own.member
+    assert seen is not None, "nothing was read"
+    request, newest = seen.request, newest_known(facts)
+    if request is None or not request.among:
+        return "no failover is asked for"
+    if why := _why_never(facts, seen):
+        return why
+    if facts.now_s < facts.promised_until_s:
+        return f"it takes no lease for {facts.promised_until_s - facts.now_s:.1f} s: it promised that, or has started"
+    if away := sorted(one[:8] for one in request.among - {*seen.members, me.replica_id}):
+        return f"replica {', '.join(away)} is not connected any more"
+    others = [one for _, one in sorted(seen.members.items()) if one.replica_id != me.replica_id]
+    for one in (me, *others):
+        if one.sealed < newest:
+            return f"the log of replica {one.replica_id[:8]} at {one.broker_addr} is not sealed yet"
+    if request.force:
+        return ""
+    if why := why_hurt(seen, me):
+        return why
+    return next((_has_more(one, me) for one in others if one.place > me.place), "")
 
 
 def _why_unsealed(facts: LeaseFacts, seen: Cluster) -> str:
@@ -197,7 +232,7 @@ def _why_longer(facts: LeaseFacts, seen: Cluster) -> str:
         if is_async and (one.unfit or one.sealed < seen.epoch or not _followed_last(seen, one)):
             continue  # it takes no lease; what it has more is measured by haMaxLossBytes
         if one.place > me.place:
-            return f"replica {name[:8]} at {one.broker_addr} has more: up to {one.mark.end}, this one to {me.mark.end}"
+            return _has_more(one, me)
         if me.replica_id not in ids and name in ids and one.place == me.place:
             return f"it is no voter, and voter {name[:8]} at {one.broker_addr} has as much"
     return ""
@@ -211,9 +246,19 @@ def _why_longer_at_all(facts: LeaseFacts, seen: Cluster) -> str:
     return f"replica {longest.replica_id[:8]} at {longest.broker_addr} has more, and its log does not count"
 
 
+def _has_more(one: MemberState, me: MemberState) -> str:
+    return (
+        f"replica {one.replica_id[:8]} at {one.broker_addr} has more: up to {one.mark.end}, this one to"
+        f" {me.mark.end}"
+    )
+
+
 def why_taken(facts: LeaseFacts, seen: Cluster) -> str:
     """For the history."""
     request, status, end = seen.request, seen.status, facts.own.member.mark.end
+    if request is not None and request.among:
+        forced = ", forced" if request.force else ""
+        return f"{request.kind}{forced}, {request.why}: the coordinator was restored, or emptied"
     if seen.is_new or status is None:
         return "first master"
     if request is None and is_last_resort(facts, seen):
@@ -243,11 +288,23 @@ def _last_resort_text(facts: LeaseFacts, seen: Cluster) -> str:
 
 def next_epoch(facts: LeaseFacts) -> int:
     """The epoch that comes with the lease: the next multiple of 1000 above all that anybody knows of."""
+    return (max(newest_known(facts), 0) // PROMOTION_STEP + 1) * PROMOTION_STEP
+
+
+def newest_known(facts: LeaseFacts) -> int:
+    """The newest epoch that the coordinator or a connected broker knows of."""
     assert facts.seen is not None
-    known = [facts.seen.epoch, facts.own.member.knows, 0]
-    known += [one.knows for one in facts.seen.members.values()]
-    return (max(known) // PROMOTION_STEP + 1) * PROMOTION_STEP
+    known = (one.knows for one in facts.seen.members.values())
+    return max(facts.seen.epoch, facts.own.member.knows, *known)
 
 
 def first_voters(facts: LeaseFacts) -> Voters:
     return Voters(frozenset({facts.own.id}), facts.own.needed)
+
+
+def voters_anew(facts: LeaseFacts, seen: Cluster) -> Voters:
+    """After a restore: this broker, and whoever has all that it has.  The others become voters once they have."""
+    me, needed = facts.own.member, facts.own.needed
+    level = {name for name, one in seen.members.items() if one.is_whole and one.place == me.place}
+    # Nobody knows any more up to where an OK took acks.
+    return Voters(frozenset({*level, me.replica_id}), needed, me.mark.end if needed == 0 else 0)

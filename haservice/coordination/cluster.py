@@ -113,6 +113,10 @@ class MasterRequest:
     """Of a failover: even if it may lack acknowledged messages."""
     not_before_ms: int = 0
     """Until then, by the wall clock of whoever reads it, it is as if nothing were asked for."""
+    among: frozenset[str] = frozenset()
+    """Of a failover while nobody believes the coordinator: the replicas that were connected.  Once all of them have
+    sealed their logs, an epoch above all that are known, the voters and the lease are written anew.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,10 @@ class SessionEnded(CoordinatorError):
     """The coordinator has ended our session: what was bound to it is gone."""
 
 
+class CoordinatorRefusal(CoordinatorError):
+    """The coordinator answers, and does not let us: the user, the password, or a right is missing."""
+
+
 class Versioned(NamedTuple):
     """A key's value and version."""
 
@@ -88,6 +92,12 @@ class Coordinator(Protocol):
 
     def history(self) -> Snapshot:
         """The keys of the history."""
+
+    def upkeep(self, *, cleans: bool) -> str:
+        """What is wrong with the coordinator itself, and what helps; "" if nothing is.  To be asked now and then.
+
+        With `cleans` it also removes old versions of keys, where it would keep them for ever.
+        """
 
     def commit(self, transaction: Transaction, /) -> bool:
         """Whether it happened.  Raises SessionEnded if a key was to be bound and the session is over."""

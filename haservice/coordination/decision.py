@@ -16,8 +16,11 @@ from dataclasses import dataclass, replace
 from haservice.coordination.candidate import (
     first_voters,
     is_last_resort,
+    newest_known,
     next_epoch,
+    voters_anew,
     why_not,
+    why_not_anew,
     why_restored,
     why_taken,
 )
@@ -35,8 +38,8 @@ from haservice.coordination.cluster import (
     Status,
 )
 from haservice.coordination.coordinator import ABSENT, HISTORY, Transaction
-from haservice.coordination.facts import LeaseFacts, VotersChange
-from haservice.coordination.voters import NEVER, Voters, wanted
+from haservice.coordination.facts import TELL_SECONDS, LeaseFacts, Own, VotersChange
+from haservice.coordination.voters import NEVER, Follower, Voters, wanted
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 
@@ -136,7 +139,7 @@ def decide(facts: LeaseFacts, now_ms: int = 0) -> Decided:
     if not facts.is_fresh or seen is None:
         return _unreadable(facts)
     if why := why_restored(facts):
-        return Decided((Block(why),), why=why, change=facts.change)
+        return _not_believed(facts, seen, why, now_ms)
     if seen.master is None:
         return _vacant(facts, seen, now_ms)
     if facts.holds is not None:
@@ -176,16 +179,39 @@ def _served(facts: LeaseFacts, epoch: int, why: str) -> Iterable[Action]:
     yield Serve(epoch, until_s) if facts.now_s < until_s else Block(why)
 
 
+def _not_believed(facts: LeaseFacts, seen: Cluster, restored: str, now_ms: int) -> Decided:
+    """The coordinator was restored, or emptied: nobody is master by its word, and nobody without it, for it answers.
+
+    Only a failover that an operator asks for ends that.  A lease that came back with a backup goes.
+    """
+    own, request = facts.own, seen.request
+    why = f"{restored}; once all brokers run, mqadmin failover -b {own.member.broker_addr} begins anew"
+    actions: list[Action] = [Block(why)]
+    if seen.master is not None:
+        is_this_life = seen.master.session.startswith(f"{own.member.life}/")
+        drop = Transaction(seen.expecting(MASTER, EPOCH), deletes=frozenset({MASTER}))
+        return Decided(tuple(actions), drop if is_this_life else None, why, facts.change)
+    if request is None or not request.among:
+        return Decided(tuple(actions), why=why, change=facts.change)
+    if own.member.sealed < (newest := newest_known(facts)):
+        actions.append(Seal(newest))
+    if why := why_not_anew(facts):
+        drop_it = _drop_request(seen) if facts.is_request_over else None
+        return Decided(tuple(actions), drop_it, why, facts.change)
+    return Decided(tuple(actions), _take(facts, seen, now_ms))
+
+
 def _vacant(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Decided:
-    """Nobody has the lease."""
-    own, actions = facts.own, list[Action]()
-    is_serving = facts.is_last_master and facts.now_s < facts.serves_until_s
+    """Nobody has the lease.  A failover by force seals the log that it asks for, whatever that one serves by."""
+    own, actions, request = facts.own, list[Action](), seen.request
+    is_forced = request is not None and request.force and request.to == own.id
+    is_serving = facts.is_last_master and facts.now_s < facts.serves_until_s and not is_forced
     if is_serving:
         actions.append(Serve(own.opened, facts.serves_until_s))
     else:
         if own.opened >= 0:
             actions.append(Block("its lease has ended"))
-        if own.member.sealed < seen.epoch and (seen.request is not None or not facts.may_be_served):
+        if own.member.sealed < seen.epoch and (request is not None or not facts.may_be_served):
             actions.append(Seal(seen.epoch))
     why = why_not(facts)
     if why:
@@ -228,7 +254,9 @@ def _take(facts: LeaseFacts, seen: Cluster, now_ms: int) -> Transaction:
             HistoryEntry(me.replica_id, epoch, me.broker_addr, now_ms, me.mark.end, why_taken(facts, seen))
         ),
     }
-    if seen.is_new:
+    if seen.request is not None and seen.request.among:
+        puts[VOTERS] = encode(voters_anew(facts, seen))
+    elif seen.is_new:
         puts[VOTERS] = encode(first_voters(facts))
     elif own.id not in seen.voters.ids:  # an operator forces it
         puts[VOTERS] = encode(replace(seen.voters, ids=seen.voters.ids | {own.id}))
@@ -273,7 +301,7 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
         goes_on=seen.settings.paused,
         told=told(facts, seen, change, Mark(own.opened, end)),
     )
-    if status != seen.status or facts.is_given_back or facts.has_fallen_back:
+    if _is_news(facts, seen.status, status) or facts.is_given_back or facts.has_fallen_back:
         puts[STATUS] = encode(status)
     if change is not None and own.counts == counts and change.version == seen.version(VOTERS):
         acks = {name: one.ack for name, one in own.followers.items()}
@@ -285,6 +313,19 @@ def _ours(facts: LeaseFacts, seen: Cluster, master: Leaseholder) -> Decided:
             puts[VOTERS] = encode(seen.voters)
     commit = Transaction(seen.expecting(MASTER, EPOCH, *puts), puts) if puts else None
     return Decided(tuple(actions), commit, change=change)
+
+
+def _is_news(facts: LeaseFacts, told: Status | None, now: Status) -> bool:
+    """Whether `status` is to be written: how far logs go is told when it matters, and now and then."""
+    if told is None or _word(told) != _word(now):
+        return True
+    is_due = facts.must_tell_end or facts.now_s >= facts.status_told_s + TELL_SECONDS
+    return told != now and is_due
+
+
+def _word(status: Status) -> tuple[str, int, bool, bool, frozenset[str]]:
+    """What it says beside how far logs go."""
+    return status.replica_id, status.epoch, status.is_final, status.goes_on, frozenset(status.told)
 
 
 def told(facts: LeaseFacts, seen: Cluster, change: VotersChange | None, mine: Mark) -> dict[str, Mark]:
@@ -325,7 +366,7 @@ def _next_voters(facts: LeaseFacts, seen: Cluster) -> tuple[VotersChange | None,
     change = facts.change
     if change is None or not change.is_asked or change.version != version:
         silence_s = seen.settings.ttl_s
-        after = wanted(seen.voters, own.id, own.needed, own.followers, silence_s, own.base)
+        after = wanted(seen.voters, own.id, own.needed, _countable(own, seen), silence_s, own.base)
         change = VotersChange(after, version) if after != seen.voters else None
     counts = seen.voters if change is None else seen.voters.during(change.after)
     if own.needed > seen.voters.needed == 0:
@@ -334,6 +375,12 @@ def _next_voters(facts: LeaseFacts, seen: Cluster) -> tuple[VotersChange | None,
     elif own.needed > counts.needed:
         counts = replace(counts, needed=own.needed)
     return change, counts
+
+
+def _countable(own: Own, seen: Cluster) -> dict[str, Follower]:
+    """Followers that are voters or may become some.  One that is not connected to the coordinator never seals."""
+    may_count = seen.voters.ids | seen.members.keys()
+    return {name: one for name, one in own.followers.items() if name in may_count}
 
 
 def give_back(facts: LeaseFacts) -> Transaction | None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from haservice.coordination.addresses import CoordinatorPlace, Keys
-from haservice.coordination.candidate import why_not, why_restored
+from haservice.coordination.candidate import why_not, why_not_anew, why_restored
 from haservice.coordination.cluster import (
     EPOCH,
     MASTER,
@@ -124,20 +124,24 @@ class OperatorDesk:
         return self._commit(step)
 
     def ask(self, request: MasterRequest, epoch: int) -> None:
-        """Raises DeskRefusal if something else is asked for already, or `epoch` is over."""
+        """Raises DeskRefusal if something else is asked for already, or `epoch` is over.
+
+        To begin anew with a coordinator that nobody believes is asked for again: who asked first may be gone.
+        """
 
         def step(seen: Cluster) -> tuple[Transaction | None, None]:
             other = seen.request
             if other == request:
                 return None, None  # ours: the answer to it did not come
-            if other is not None:
+            if other is not None and not (other.among and request.among):
                 raise DeskRefusal(
                     f"a {other.kind} to replica {other.to[:8]} is asked for already ({other.why or 'nobody says why'}):"
-                    " nothing was changed; mqadmin haList shows when it is over"
+                    f" nothing was changed; mqadmin haList -b {self.name} shows when it is over"
                 )
             if seen.epoch != epoch:
                 raise DeskRefusal(
-                    f"epoch {seen.epoch} has begun meanwhile: nothing was changed; look at mqadmin haList again"
+                    f"epoch {seen.epoch} has begun meanwhile: nothing was changed; mqadmin haList -b {self.name} shows"
+                    " who is the master"
                 )
             return Transaction(seen.expecting(EPOCH, REQUEST), {REQUEST: encode(request)}), None
 
@@ -150,19 +154,6 @@ class OperatorDesk:
             if seen.request != request:
                 return None, False
             return Transaction(seen.expecting(REQUEST), deletes=frozenset({REQUEST})), True
-
-        return self._commit(step)
-
-    def raise_epoch(self) -> int:
-        """After a restore: `epoch` becomes the newest that a connected broker knows of.  Raises DeskRefusal."""
-
-        def step(seen: Cluster) -> tuple[Transaction | None, int]:
-            if seen.master is not None:
-                raise DeskRefusal(f"replica {seen.master.replica_id[:8]} is the master: nothing was changed")
-            known = max((one.knows for one in seen.members.values()), default=-1)
-            if known <= seen.epoch:
-                return None, seen.epoch
-            return Transaction(seen.expecting(MASTER, EPOCH), {EPOCH: encode(known)}), known
 
         return self._commit(step)
 
@@ -196,6 +187,11 @@ def why_not_forgotten(seen: Cluster, replica_id: str) -> str:
         return f"replica {short} is no voter: nobody waits for it"
     if replica_id in seen.members:
         return f"replica {short} is connected to the coordinator: stop it first"
+    if restored := why_refused(seen):
+        return f"nobody believes these voters: {restored}"
+    status = seen.status
+    if seen.master is None and status is not None and status.goes_on and status.replica_id == replica_id:
+        return f"replica {short} may go on without a lease, since failover was paused: it may answer OK now"
     if seen.master is not None:
         return (
             f"replica {seen.master.replica_id[:8]} is the master: it takes a silent voter out by itself once the"
@@ -227,6 +223,11 @@ def why_no_master(seen: Cluster, one: MemberState, request: MasterRequest | None
 def why_refused(seen: Cluster) -> str:
     """Why nobody believes this coordinator: it was restored from a backup, or emptied; "" if all do."""
     return next((why for one in seen.members.values() if (why := of_facts(seen, one, why_restored))), "")
+
+
+def why_not_begun(seen: Cluster, one: MemberState, request: MasterRequest) -> str:
+    """Why this member has not begun anew, as `request` asks it to; "" if it may do so now."""
+    return of_facts(replace(seen, master=None, request=request), one, why_not_anew)
 
 
 def of_facts(seen: Cluster, one: MemberState, ask: Callable[[LeaseFacts], str]) -> str:

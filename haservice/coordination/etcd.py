@@ -9,6 +9,12 @@ are nearly all that a round of an idle broker costs.
 
 A call ends within CALL_SECONDS.  If a server cannot be reached, or does not answer, the next call goes to the next
 one.  A call that only asks is tried at the others at once; a commit is not, for it may have happened.
+
+What etcd refuses has not happened.  So a call that is refused for its token is asked again with a new one, a commit,
+too: the server has forgotten the token, or users and roles were changed since it was given.
+
+etcd keeps each revision until somebody compacts it, and takes no write once its quota is full.  `upkeep` asks for its
+alarms, and compacts what is older than KEPT_SECONDS.
 """
 
 from __future__ import annotations
@@ -18,7 +24,9 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import IntEnum
 from typing import Any
 
 import urllib3
@@ -31,6 +39,7 @@ from haservice.coordination.cluster import MASTER
 from haservice.coordination.coordinator import (
     HISTORY,
     CoordinatorError,
+    CoordinatorRefusal,
     SessionEnded,
     Snapshot,
     Transaction,
@@ -51,10 +60,42 @@ STOP_SECONDS = 2.0
 HISTORY_MAX = 1000
 # And so many keys, for the broker names that have some.
 NAMES_MAX = 10_000
+# Revisions that are older are compacted, by whoever is the master.  So far back may other programs watch.
+KEPT_SECONDS = 3600.0
+# And so often.
+COMPACT_SECONDS = 300.0
 _API = "/v3/"
 _JSON = {"Content-Type": "application/json"}
-_UNAUTHENTICATED = "etcdserver: invalid auth token"
-_NO_LEASE = "requested lease not found"
+
+
+class _Code(IntEnum):
+    """gRPC's codes of refusals that another server would repeat."""
+
+    INVALID_ARGUMENT = 3
+    NOT_FOUND = 5
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    OUT_OF_RANGE = 11
+    UNAUTHENTICATED = 16
+
+
+_FINAL = frozenset(_Code)
+# A token that etcd has forgotten, and one that is older than the last change of users and roles.
+_ASKS_FOR_A_LOGIN = (_Code.UNAUTHENTICATED, _Code.INVALID_ARGUMENT)
+_FULL = "database space exceeded"
+_NO_SPACE_ALARM = "NOSPACE"
+
+
+class _Refused(Exception):
+    """etcd has answered, and has not done it."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _LoginRefused(_Refused):
+    """The user and the password of the properties file do not let us in."""
 
 
 class EtcdCoordinator:
@@ -69,6 +110,11 @@ class EtcdCoordinator:
         self._token = ""
         self._lease = 0
         self._watch: Service | None = None
+        self._revision = 0
+        """etcd's, when it was read last."""
+        self._old: deque[tuple[float, int]] = deque()
+        """Its revisions, and when each was the newest, as far as they are not compacted."""
+        self._compacted = 0
 
     # -- the session --------------------------------------------------------------------------------
 
@@ -125,12 +171,42 @@ class EtcdCoordinator:
         found = self._ranges(ranges)
         return {key: entry for key, entry in found.items() if not key.startswith(HISTORY)}
 
+    def upkeep(self, *, cleans: bool) -> str:
+        try:
+            said = self._answer("maintenance/status", {})
+        except _Refused:
+            return ""  # some versions want to be asked by root
+        if any(_NO_SPACE_ALARM in str(one) for one in said.get("errors", [])):
+            return self._full()
+        if cleans:
+            self._compact(time.monotonic())
+        return ""
+
+    def _compact(self, now_s: float) -> None:
+        """Compacts up to the newest revision that is old enough."""
+        if not self._old or now_s >= self._old[-1][0] + COMPACT_SECONDS:
+            self._old.append((now_s, self._revision))
+        revision = self._compacted
+        while self._old and self._old[0][0] <= now_s - KEPT_SECONDS:
+            revision = self._old.popleft()[1]
+        if revision > self._compacted:
+            self._compacted = revision
+            with contextlib.suppress(_Refused):  # somebody else has, or this user may not
+                self._answer("kv/compaction", {"revision": revision})
+
+    def _full(self) -> str:
+        return (
+            f"{self._place} is full, and takes no write (alarm NOSPACE): compact and defragment it, then"
+            " `etcdctl alarm disarm`; docs/failover.md says how it stays small"
+        )
+
     def history(self) -> Snapshot:
         return self._ranges([(self._key(HISTORY), self._end_of(HISTORY))], limit=HISTORY_MAX)
 
     def _ranges(self, ranges: Sequence[tuple[str, str]], limit: int = 0) -> Snapshot:
         asked = [{"request_range": {"key": key, "range_end": end, "limit": limit}} for key, end in ranges]
         answer = self._ask("kv/txn", {"compare": [], "success": asked, "failure": []})
+        self._revision = int(answer.get("header", {}).get("revision", 0))
         return {
             _decoded(one["key"]).decode()[len(self._root) :]: Versioned(
                 _decoded(one.get("value", "")), int(one["mod_revision"])
@@ -169,24 +245,72 @@ class EtcdCoordinator:
 
     def _ask(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
         """One call.  Raises CoordinatorError."""
+        try:
+            return self._answer(path, what, again=again)
+        except _Refused as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: _Refused) -> CoordinatorError:
+        if error.code == _Code.NOT_FOUND:
+            return SessionEnded("etcd has ended this broker's lease: it was not renewed in time")
+        if _FULL in str(error):
+            return CoordinatorError(self._full())
+        if error.code == _Code.PERMISSION_DENIED:
+            return CoordinatorRefusal(
+                f"{self._place} refuses user {self._keys.user!r}: {error}: etcdctl role grant-permission ROLE"
+                f" --prefix=true readwrite {self._root}"
+            )
+        if isinstance(error, _LoginRefused) or error.code in _ASKS_FOR_A_LOGIN:
+            return CoordinatorRefusal(
+                f"{self._place} does not let user {self._keys.user!r} in: {error}: haCoordinatorUser and"
+                " haCoordinatorPassword have to be those of a user of etcd"
+            )
+        return CoordinatorError(f"{self._place} refuses a call: {error}")
+
+    def _answer(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+        """Raises _Refused, CoordinatorError."""
         deadline, trouble = Deadline(CALL_SECONDS), "no time was left"
         for _ in self._servers if again else self._servers[:1]:
             server = self._servers[self._at]
             try:
-                if self._keys.user and not self._token:
-                    login = {"name": self._keys.user, "password": self._keys.password}
-                    self._show(str(self._asked(server, "auth/authenticate", login, deadline)["token"]))
-                return self._asked(server, path, what, deadline)
-            except (HTTPError, ValueError, KeyError) as error:
+                return self._asked_by_user(server, path, what, deadline)
+            except (_Refused, HTTPError, ValueError, KeyError) as error:
+                if isinstance(error, _Refused) and error.code in _FINAL:
+                    raise
                 trouble = f"{server.host}:{server.port}: {error}"
-            if _NO_LEASE in trouble:
-                raise SessionEnded("etcd has ended this broker's lease: it was not renewed in time")
-            if _UNAUTHENTICATED in trouble:
-                self._show("")
             self._at = (self._at + 1) % len(self._servers)
             if deadline.expired:
                 break
-        raise CoordinatorError(f"etcd does not answer as it should: {trouble}")
+        raise CoordinatorError(
+            f"etcd does not answer as it should: {trouble}; is it up, and does a firewall let this machine ask it?"
+        )
+
+    def _asked_by_user(
+        self, server: urllib3.HTTPConnectionPool, path: str, what: dict[str, Any], deadline: Deadline
+    ) -> dict[str, Any]:
+        """Logs in, if that is wanted, and again if the token is no good any more."""
+        if not self._keys.user:
+            return self._asked(server, path, what, deadline)
+        is_new = not self._token
+        if is_new:
+            self._log_in(server, deadline)
+        try:
+            return self._asked(server, path, what, deadline)
+        except _Refused as error:
+            if error.code not in _ASKS_FOR_A_LOGIN:
+                raise
+            self._show("")
+            if is_new:
+                raise
+        self._log_in(server, deadline)
+        return self._asked(server, path, what, deadline)
+
+    def _log_in(self, server: urllib3.HTTPConnectionPool, deadline: Deadline) -> None:
+        login = {"name": self._keys.user, "password": self._keys.password}
+        try:
+            self._show(str(self._asked(server, "auth/authenticate", login, deadline)["token"]))
+        except _Refused as error:
+            raise _LoginRefused(error.code, str(error)) from None
 
     def _show(self, token: str) -> None:
         """Each call from now on has it; the watch, too, once it is opened again."""
@@ -198,13 +322,16 @@ class EtcdCoordinator:
     def _asked(
         server: urllib3.HTTPConnectionPool, path: str, what: dict[str, Any], deadline: Deadline
     ) -> dict[str, Any]:
-        """Raises HTTPError; ValueError for an answer that is a refusal, or is not JSON."""
+        """Raises _Refused; HTTPError; ValueError for what is not JSON."""
         timeout = urllib3.Timeout(total=max(deadline.remaining, 0.01))
         body = typed_json.encode(what)
         answer = server.urlopen("POST", f"{_API}{path}", body, timeout=timeout, retries=False)
         if answer.status != 200:
-            raise ValueError(_refusal(answer.data))
-        return typed_json.decode(dict[str, Any], answer.data)
+            raise _refused(answer.data)
+        said = typed_json.decode(dict[str, Any], answer.data)
+        if "error" in said:  # of a stream such as keepalive's
+            raise _refused(answer.data)
+        return said
 
     # -- the watch ----------------------------------------------------------------------------------
 
@@ -274,8 +401,12 @@ class _Watch:
 
 
 def _changed(line: bytes) -> Iterator[str]:
+    """Raises ValueError if the server has ended this watch, which leaves the stream open and silent."""
     if line.strip():
-        for event in typed_json.decode(dict[str, Any], line).get("result", {}).get("events", []):
+        result = typed_json.decode(dict[str, Any], line).get("result", {})
+        if result.get("canceled"):
+            raise ValueError(result.get("cancel_reason") or "etcd has ended the watch")
+        for event in result.get("events", []):
             yield _decoded(event["kv"]["key"]).decode()
 
 
@@ -300,12 +431,15 @@ def _server(place: CoordinatorPlace, keys: Keys, host: str, port: int) -> urllib
     )
 
 
-def _refusal(said: bytes) -> str:
-    """What went wrong, in one line: the gateway answers with JSON."""
-    text = said.decode(errors="replace")
+def _refused(said: bytes) -> _Refused:
+    """The gateway's answer, in one line: `{"error": TEXT, "code": 3}`, or of a stream an object in `error`."""
+    text, code = said.decode(errors="replace"), -1
     with contextlib.suppress(ValueError):
-        text = str(typed_json.decode(dict[str, Any], said).get("error", text))
-    return " ".join(text.split())[:200]
+        found = typed_json.decode(dict[str, Any], said)
+        error = found.get("error", text)
+        inner: dict[str, Any] = error if isinstance(error, dict) else {"grpc_code": found.get("code", -1)}
+        text, code = str(inner.get("message", error)), int(inner.get("grpc_code", -1))
+    return _Refused(code, " ".join(text.split())[:200])
 
 
 def _encoded(value: bytes) -> str:

@@ -10,6 +10,9 @@ from haservice.coordination.cluster import STATUS, Cluster, Leaseholder, MemberS
 from haservice.coordination.voters import Follower, Voters
 from haservice.replication.lineage.epochs import Mark, of_one_promotion
 
+# Where a log ends is told so often if nothing is decided by it: etcd keeps each write until it is compacted.
+TELL_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Own:
@@ -84,6 +87,8 @@ class LeaseFacts:
     """The version of `status` that we last asked to replace while we did not go on without a lease."""
     requested_s: float = math.inf
     """When we first read of the switchover that is asked for."""
+    status_told_s: float = -math.inf
+    """When we last wrote `status`."""
 
     @property
     def settings(self) -> Settings:
@@ -143,6 +148,18 @@ class LeaseFacts:
         return end - max(told, min(acks, default=end))
 
     @property
+    def must_tell_end(self) -> bool:
+        """Whether a failover might lose more than it may unless the coordinator hears now where our log ends.
+
+        Whoever lacks no more than that may be lost takes over with or without it: its log only grows.
+        """
+        seen, most, end = self.seen, self.settings.max_loss_bytes, self.own.member.mark.end
+        if seen is None or most == 0 or 0 not in (self.own.needed, seen.voters.needed):
+            return False
+        followers = self.own.followers
+        return any(one not in followers or end - followers[one].ack > most for one in self.who_could_take_it)
+
+    @property
     def may_be_served(self) -> bool:
         """Whether the last master may go on although nobody has the lease, so that to leave it now would only cost:
         failover is paused, or the coordinator says so, or we promised it as its slave.
@@ -156,9 +173,13 @@ class LeaseFacts:
 
     @property
     def failsafe_until_s(self) -> float:
-        """Until then nobody takes the lease, because all who could have promised it."""
+        """Until then nobody takes the lease, because all who could have promised it.  Where the coordinator does not
+        name us a voter nobody knows who could.
+        """
         seen = self.seen
         if seen is None or not self.settings.failsafe or not self.is_last_master:
+            return -math.inf
+        if self.own.id not in seen.voters.ids:
             return -math.inf
         asked_s = [self.promises.get(one, -math.inf) for one in self.who_could_take_it]
         sent_s = min(asked_s, default=self.now_s)

@@ -22,6 +22,7 @@ from haservice.coordination.cluster import (
     STATUS,
     VOTERS,
     Cluster,
+    MemberState,
     Settings,
     decode,
 )
@@ -47,7 +48,14 @@ from haservice.coordination.decision import (
     give_back,
     why_untold,
 )
-from haservice.coordination.facts import LeaseFacts, Own, OwnSession, VotersChange, may_promise
+from haservice.coordination.facts import (
+    TELL_SECONDS,
+    LeaseFacts,
+    Own,
+    OwnSession,
+    VotersChange,
+    may_promise,
+)
 from haservice.coordination.history import prune
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
@@ -84,7 +92,14 @@ class Prune:
     """→ nothing; removes what the history has too much of"""
 
 
-Question = OpenSession | Renew | Read | Transact | Prune
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """→ what is wrong with the coordinator itself, "" if nothing is"""
+
+    cleans: bool
+
+
+Question = OpenSession | Renew | Read | Transact | Prune | Upkeep
 Round = Generator[Question, Any, float]
 """Returns after how many seconds the next round is due, if nothing wakes us before."""
 
@@ -94,6 +109,8 @@ WATCHED = (MASTER, SETTINGS, REQUEST)
 LATE_SECONDS = 0.3
 # While nobody is master, members are looked at so often in one `haLoopWait`.
 LOOKS = 5
+# How often the coordinator is asked for alarms.
+UPKEEP_SECONDS = 10.0
 
 
 class Host(Protocol):
@@ -123,6 +140,8 @@ class Rounds:
         """
         self.why = "the coordinator was not asked yet"
         """Why this broker is not the master; "" if it is."""
+        self.trouble = ""
+        """What kept it from reading or writing the coordinator in the last round, or will soon; "" if nothing."""
         self.seen: Cluster | None = None
         self.is_fresh = False
         """Whether it was read in this round, or in the last one."""
@@ -136,6 +155,14 @@ class Rounds:
         self._asked_s = math.inf
         """When the question of a round that has no answer yet was asked."""
         self._change: VotersChange | None = None
+        self._alarm = ""
+        """What the coordinator said of itself when it was last asked."""
+        self._upkeep_s = -math.inf
+        """When that was."""
+        self._unwritten = ""
+        """Why the last transaction did not get through; "" if it did."""
+        self._member_told_s = self._status_told_s = -math.inf
+        """When our member's key was last written, and `status`."""
         self._has_acted = False
         """Whether this life has followed or led: a log that comes back with less does so before."""
         self._loud = ""
@@ -167,6 +194,7 @@ class Rounds:
             self._gave_back,
             self._fell_back,
             self._request[1],
+            self._status_told_s,
         )
 
     def round(self) -> Round:
@@ -180,13 +208,13 @@ class Rounds:
         except CoordinatorError as error:
             self._has_answer(False)
             self._decide_unread()
-            self.why = f"{self.why}: {error}"
+            self.why, self.trouble = f"{self.why}: {error}", str(error)
             # To ask took time already, and a master that lives by promises has not much.
             return self._loop_s / LOOKS
         except ValueError as error:
             self._has_answer(False)
             self._host.act(Block(str(error)))
-            self.why = str(error)
+            self.why = self.trouble = str(error)
             return self._loop_s
         self._look_back()
         commit = self._decide()
@@ -199,7 +227,7 @@ class Rounds:
             if commit is not None and STATUS in commit.puts and not self.facts().goes_on:
                 self._fell_back = self.seen.version(STATUS)
             loud = self._loud
-            if commit is not None and (yield Transact(commit)) and not _only_tells(commit):
+            if commit is not None and (yield from self._write(commit)) and not _only_tells(commit):
                 if loud:
                     self._host.act(Alarm(loud))
                 return 0.0
@@ -208,11 +236,15 @@ class Rounds:
             if commit is None and self._pruned != self.seen.epoch and self.facts().is_last_master:
                 self._pruned = self.seen.epoch
                 yield Prune()
+            yield from self._look_after()
+            self.trouble = self._unwritten or self._alarm
         except SessionEnded:
             self._session = None
             return 0.0
         except CoordinatorError as error:
-            self.why = f"{self.why}: {error}" if self.why else ""
+            self.trouble = str(error)
+            if self.why or takes:
+                self.why = ": ".join(filter(None, (self.why, self.trouble)))
             if untold := why_untold(self.facts()):
                 self._host.act(Block(f"the coordinator takes no word: {untold}"))
         is_calm = self.seen.master is not None and self.seen.request is None
@@ -240,6 +272,11 @@ class Rounds:
     def promised(self, replica_id: str, sent_s: float) -> None:
         """A voter has promised; `sent_s` is when it was asked."""
         self._promises[replica_id] = max(sent_s, self._promises.get(replica_id, -math.inf))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the last question for the keys was answered: `seen` is what they are now."""
+        return self._was_fresh
 
     @property
     def _loop_s(self) -> float:
@@ -323,11 +360,41 @@ class Rounds:
         assert self.seen is not None
         member = self._host.own().member
         key = f"{MEMBERS}{member.replica_id}"
-        if self._session is None or self.seen.members.get(member.replica_id) == member:
+        if self._session is None or not self._is_news(self.seen, member):
             return
         if twin(self.facts()) is not None:
             return  # its key goes with its session; what it says is not ours to change
-        yield Transact(Transaction(self.seen.expecting(key), {key: encode(member)}, bound=frozenset({key})))
+        put = Transaction(self.seen.expecting(key), {key: encode(member)}, bound=frozenset({key}))
+        if (yield from self._write(put)):
+            self._member_told_s = self._host.now_s()
+
+    def _write(self, transaction: Transaction) -> Generator[Question, Any, bool]:
+        try:
+            happened: bool = yield Transact(transaction)
+        except CoordinatorError as error:
+            self._unwritten = str(error)
+            raise
+        self._unwritten = ""
+        if happened and STATUS in transaction.puts:
+            self._status_told_s = self._host.now_s()
+        return happened
+
+    def _is_news(self, seen: Cluster, member: MemberState) -> bool:
+        """Whether our key is to be written.  Where a log ends decides something only while nobody is the master, or
+        while somebody is to become it.
+        """
+        told = seen.members.get(member.replica_id)
+        if told is None or told == member:
+            return told is None
+        is_further = replace(told, mark=member.mark) == member and told.mark.epoch == member.mark.epoch
+        is_calm = seen.master is not None and seen.request is None
+        return not (is_further and is_calm) or self._host.now_s() >= self._member_told_s + TELL_SECONDS
+
+    def _look_after(self) -> Generator[Question, Any, None]:
+        now_s = self._host.now_s()
+        if now_s >= self._upkeep_s + UPKEEP_SECONDS:
+            self._upkeep_s = now_s
+            self._alarm = yield Upkeep(self.facts().is_last_master)
 
 
 def _only_tells(commit: Transaction) -> bool:
@@ -350,7 +417,7 @@ def drive(round_: Round, coordinator: Coordinator) -> float:
         return float(end.value)
 
 
-def _asked(question: Question, coordinator: Coordinator) -> float | bool | Snapshot | None:
+def _asked(question: Question, coordinator: Coordinator) -> float | bool | str | Snapshot | None:
     if isinstance(question, OpenSession):
         return coordinator.open_session(question.ttl_s)
     if isinstance(question, Renew):
@@ -358,6 +425,8 @@ def _asked(question: Question, coordinator: Coordinator) -> float | bool | Snaps
         return None
     if isinstance(question, Read):
         return coordinator.read()
+    if isinstance(question, Upkeep):
+        return coordinator.upkeep(cleans=question.cleans)
     if isinstance(question, Prune):
         prune(coordinator)
         return None

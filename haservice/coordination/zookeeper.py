@@ -23,8 +23,11 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
+    InvalidACLError,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     SessionExpiredError,
@@ -40,6 +43,7 @@ from haservice.coordination.coordinator import (
     ABSENT,
     HISTORY,
     CoordinatorError,
+    CoordinatorRefusal,
     SessionEnded,
     Snapshot,
     Transaction,
@@ -59,6 +63,7 @@ FORWARDED_SECONDS_MAX = 1.5
 LATE_SECONDS = 0.5
 # An operator's session binds nothing.
 OPERATOR_SECONDS = 10.0
+_REFUSALS = (AuthFailedError, InvalidACLError, NoAuthError)
 _NOT_AS_EXPECTED = (BadVersionError, NodeExistsError, NoNodeError)
 
 
@@ -111,7 +116,7 @@ class ZooKeeperCoordinator:
                 client.ensure_path(path)
         except (KazooException, KazooTimeoutError, OSError) as error:
             _end(client)
-            raise CoordinatorError(f"{self._place} does not answer: {_text(error)}") from None
+            raise self._trouble(error) from None
         self._client, self._session = client, client.client_id[0]
         self._known.clear()
         self._generation += 1
@@ -181,6 +186,10 @@ class ZooKeeperCoordinator:
             self._stale.discard(gone)
         self._owners = {key: stat.ephemeralOwner for key, (_, stat) in found.items() if stat.ephemeralOwner}
         return {key: Versioned(value, stat.version + 1) for key, (value, stat) in found.items()}
+
+    def upkeep(self, *, cleans: bool) -> str:
+        """It keeps no old versions, and raises no alarm."""
+        return ""
 
     def history(self) -> Snapshot:
         deadline = Deadline(CALL_SECONDS)
@@ -258,7 +267,8 @@ class ZooKeeperCoordinator:
         if any(isinstance(one, _NOT_AS_EXPECTED) for one in failed):
             return False
         if failed:
-            raise CoordinatorError(f"{self._place} refuses a transaction: {_text(failed[0])}")
+            refused = next((one for one in failed if isinstance(one, _REFUSALS)), failed[0])
+            raise self._trouble(refused)
         return True
 
     def _add(self, asked: Any, key: str, version: int, transaction: Transaction) -> None:
@@ -291,6 +301,17 @@ class ZooKeeperCoordinator:
             raise SessionEnded(f"{self._place} has ended this broker's session")
         return client
 
+    def _trouble(self, error: Exception) -> CoordinatorError:
+        user = self._keys.user
+        if isinstance(error, _REFUSALS):
+            return CoordinatorRefusal(
+                f"{self._place} refuses user {user!r}: {_text(error)}: haCoordinatorUser and haCoordinatorPassword have"
+                f" to be those that the ACLs of {self._root} and of what lies above it let in"
+            )
+        return CoordinatorError(
+            f"{self._place} does not answer: {_text(error)}; is it up, and does a firewall let this machine ask it?"
+        )
+
     def _call(self, ask: Callable[[KazooClient], Any], deadline: Deadline | None = None) -> Any:
         client = self._alive()
         return self._answer(ask(client), deadline if deadline is not None else Deadline(CALL_SECONDS))
@@ -305,7 +326,7 @@ class ZooKeeperCoordinator:
             raise SessionEnded(f"{self._place} has ended this broker's session") from None
         except (KazooException, KazooTimeoutError, OSError) as error:
             self._alive()
-            raise CoordinatorError(f"{self._place} does not answer: {_text(error)}") from None
+            raise self._trouble(error) from None
         self._alive()
         return answer
 

@@ -208,7 +208,7 @@ def _voters(desk: OperatorDesk) -> int:
 def _show(desk: OperatorDesk, say: Callable[[str], None]) -> None:
     """As `mqadmin haList`."""
     with contextlib.suppress(CoordinatorError), desk:
-        say("\n" + ha_list.table_of(desk.see(), desk.lease_left_s()).text() + "\n")
+        say("\n" + ha_list.table_of(desk.name, desk.see(), desk.lease_left_s()).text() + "\n")
 
 
 def _read(admin: MQAdmin, addr: str) -> set[int]:

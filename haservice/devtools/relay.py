@@ -23,20 +23,20 @@ class Relay:
         self._target = ("127.0.0.1", target_port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._lock = threading.Lock()  # guards _pair
-        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._lock = threading.Lock()  # guards _pairs
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._spawn(self._accept)
 
     @property
     def live(self) -> bool:
-        return self._pair is not None
+        return bool(self._pairs)
 
     def cut(self) -> None:
-        """Ends the present connection, both ways at once."""
+        """Ends the present connections, both ways at once."""
         with self._lock:
-            pair, self._pair = self._pair, None
-        for end in pair or ():
+            pairs, self._pairs = self._pairs, []
+        for end in (end for pair in pairs for end in pair):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -67,7 +67,7 @@ class Relay:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.count += 1
             with self._lock:
-                self._pair = (near, far)
+                self._pairs.append((near, far))
             both = threading.Barrier(2, action=partial(_close, near, far))
             self._spawn(self._pass, near, far, None, both)
             self._spawn(self._pass, far, near, self.cut_after(), both)
@@ -85,8 +85,7 @@ class Relay:
                 if left is not None:
                     left -= len(data)
         with self._lock:
-            if self._pair is not None and source in self._pair:
-                self._pair = None
+            self._pairs = [pair for pair in self._pairs if source not in pair]
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -24,6 +24,7 @@ from click.testing import Result
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.cluster import (
     EPOCH,
+    FAILOVER,
     MASTER,
     MEMBERS,
     REQUEST,
@@ -45,7 +46,9 @@ from haservice.coordination.coordinator import HISTORY, Coordinator, Transaction
 from haservice.coordination.desk import DeskRefusal, OperatorDesk
 from haservice.coordination.history import KEPT, PRUNED_AT, prune
 from haservice.coordination.voters import Voters
+from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo, HARuntimeInfo
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import MembersBody
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 from tests.admin.asking import Serve, body, run
@@ -258,7 +261,8 @@ def test_voters_that_are_away_are_listed_and_without_a_master_the_exit_code_says
     result = keyed.run("haList")
     assert result.exit_code == 1
     assert "Nobody is the master; the last epoch is 1000." in result.output
-    assert f"Not connected: {A[:8]}." in result.output
+    assert f"Not connected: {A[:8]}, a voter.  Start it." in result.output
+    assert "mqadmin forget" not in result.output, "no broker was asked whether it hears that one"
     found = rows(keyed)
     assert found[A]["state"] == "not connected"
     assert "its log is not sealed against the master of epoch 1000 yet" in found[B]["mayBeMaster"]
@@ -378,6 +382,20 @@ def test_of_two_requests_the_first_stands(keyed: Keyed) -> None:
     assert "A switchover to 127.0.0.1:11911 is asked for: number" in keyed.run("haList").output
 
 
+def test_to_begin_anew_is_asked_for_again_though_who_asked_first_is_gone(keyed: Keyed) -> None:
+    keyed.pair()
+    keyed.dies(A)
+    keyed.put(EPOCH, encode(500))
+    first = MasterRequest(B, "killed meanwhile", 1, FAILOVER, among=frozenset({B}))
+    again = replace(first, since_ms=2)
+    with keyed.desk() as desk:
+        desk.ask(first, 500)
+        with pytest.raises(DeskRefusal, match="is asked for already"):
+            desk.ask(MasterRequest(B, "a switchover", 3), 500)
+        desk.ask(again, 500)
+        assert keyed.now.request == again
+
+
 def test_a_request_of_an_epoch_that_is_over_is_not_written_and_only_its_own_is_withdrawn(
     keyed: Keyed,
 ) -> None:
@@ -398,11 +416,18 @@ def test_a_request_of_an_epoch_that_is_over_is_not_written_and_only_its_own_is_w
 # -- switchover and failover, by brokers that say where their coordinator is -------------------------
 
 
-def brokers(serve: Serve, keyed: Keyed) -> tuple[Fake, Fake, Names]:
-    """A is the master, B its slave; both say where their coordinator is."""
+def brokers(
+    serve: Serve, keyed: Keyed, link: HAConnectionRuntimeInfo | None = None
+) -> tuple[Fake, Fake, Names]:
+    """A is the master, B its slave; both say where their coordinator is.  `link` is a connection that A has."""
     config = body(f"brokerName=broker-a\nhaCoordinator={keyed.url}\n".encode())
     more = {RequestCode.GET_BROKER_CONFIG: config}
-    a = Fake(serve, A, "SYNC_MASTER", END, (1000, 0, A), more=more, cluster_name=keyed.cluster)
+    links = (
+        {RequestCode.GET_BROKER_HA_STATUS: body(HARuntimeInfo(True, END, 1, (link,)).encode())}
+        if link
+        else {}
+    )
+    a = Fake(serve, A, "SYNC_MASTER", END, (1000, 0, A), more={**more, **links}, cluster_name=keyed.cluster)
     b = Fake(
         serve, B, "SLAVE", END, (1000, 0, A), more=more, cluster_name=keyed.cluster, master_addr=a.addr,
         master_end=END, master_role="SYNC_MASTER",
@@ -548,7 +573,7 @@ def test_a_failover_is_asked_for_and_forced_only_by_who_says_so(serve: Serve, ke
     assert RequestCode.PROMOTE not in b.codes
 
 
-def test_a_restored_coordinator_is_said_and_by_force_its_epoch_is_raised(
+def test_with_a_restored_coordinator_one_command_begins_anew_with_the_longest_log(
     serve: Serve, etcd_keyed: Keyed
 ) -> None:
     keyed = etcd_keyed
@@ -557,28 +582,34 @@ def test_a_restored_coordinator_is_said_and_by_force_its_epoch_is_raised(
     keyed.dies(A)
     keyed.put(EPOCH, encode(500))
     a.say(held="the coordinator was restored")
-    assert "No broker believes this coordinator: the coordinator's epoch is 500" in keyed.run("haList").output
-    words = ("failover", "-n", nameserver.addr, "-b", "broker-a", "--to", b.addr, "--yes")
-    result = run(*words)
-    assert result.exit_code == 1
-    assert "knows of epoch 1000: it was restored from a backup, or emptied" in result.output
-    assert keyed.now.epoch == 500
+    said = keyed.run("haList").output
+    assert "No broker believes this coordinator: the coordinator's epoch is 500" in said
+    assert "mqadmin failover -b broker-a begins anew" in said
+    a.say(master_role="SYNC_MASTER")
     thread = takes_over(keyed, b)
     a.on_asked = lambda fake: fake.say(role="SLAVE", master_addr=b.addr) if keyed.now.epoch == 2000 else None
-    result = run(*words, "--force")
+    result = run("failover", "-n", nameserver.addr, "-b", "broker-a", "--yes")
     thread.join()
     assert result.exit_code == 0, result.output
-    assert (keyed.asked_in, keyed.now.epoch) == (1000, 2000)
+    assert (keyed.asked_in, keyed.now.epoch) == (500, 2000), (
+        "the epoch is not raised before the lease is taken"
+    )
+    assert "knows of epoch 1000: it was restored from a backup, or emptied" in result.output
+    again = run("failover", "-n", nameserver.addr, "-b", "broker-a", "--yes")
+    assert again.exit_code == 1
+    assert f"{b.addr} is the master of broker-a already" in again.output
+    assert keyed.now.request is None
 
 
 # -- forget -----------------------------------------------------------------------------------------
 
 
 def test_a_voter_that_is_lost_is_forgotten_once_there_is_no_master(serve: Serve, keyed: Keyed) -> None:
-    _, _, nameserver = brokers(serve, keyed)
+    a, _, nameserver = brokers(serve, keyed)
     keyed.pair()
     keyed.put(VOTERS, encode(Voters(frozenset({A, B, C}))))
     keyed.dies(A)
+    a.say(held="its lease has ended")
     words = ("forget", "-n", nameserver.addr, "-b", "broker-a", C[:6])
     refused = run(*words, stdin="n\n")
     assert (refused.exit_code, keyed.now.voters.ids) == (1, {A, B, C})
@@ -589,6 +620,50 @@ def test_a_voter_that_is_lost_is_forgotten_once_there_is_no_master(serve: Serve,
     again = run(*words, "--yes")
     assert again.exit_code == 1
     assert f"no voter is {C[:6]}" in again.output
+
+
+@pytest.mark.parametrize("how", ["it answers", "a broker has its connection", "a master serves"])
+def test_a_voter_that_is_heard_is_not_forgotten_though_the_coordinator_has_lost_it(
+    serve: Serve, etcd_keyed: Keyed, how: str
+) -> None:
+    """The master answers by failsafe, or hangs; the voter follows it, and its acks make OKs."""
+    gone = dead()
+    link = HAConnectionRuntimeInfo("127.0.0.1:40000", END, 0, True, replica_id=C, broker_addr=gone)
+    a, b, nameserver = brokers(serve, etcd_keyed, link if how == "a broker has its connection" else None)
+    etcd_keyed.pair()
+    if how != "it answers":
+        etcd_keyed.put(VOTERS, encode(Voters(frozenset({A, B, C}))))
+        a.say(members=MembersBody(3, 1, A, 1, 0, replicas={A: a.addr, B: b.addr, C: gone}))
+    etcd_keyed.dies(A)
+    etcd_keyed.dies(B)
+    who = B if how == "it answers" else C
+    if how == "a broker has its connection":
+        a.say(held="its lease has ended")
+    before = etcd_keyed.now.voters
+    words = ("forget", "-n", nameserver.addr, "-b", "broker-a", "--replica", who[:8], "--yes")
+    result = run(*words)
+    assert result.exit_code == 1
+    said = {
+        "it answers": f"{b.addr} (replica {B[:8]}) is alive",
+        "a broker has its connection": f"does not answer, but still holds a connection to {a.addr}",
+        "a master serves": f"{a.addr} takes messages as the master of broker-a, without a lease",
+    }
+    assert said[how] in result.output
+    assert etcd_keyed.now.voters == before
+    listed = run("haList", "-n", nameserver.addr, "-b", "broker-a").output
+    assert "mqadmin forget" not in listed.partition(f"Not connected: {who[:8]}")[2].partition("\n")[0]
+    if how != "a broker has its connection":
+        assert f"{a.addr} takes messages as the master without a lease: by failsafe." in listed
+
+
+def test_who_may_go_on_without_a_lease_is_not_forgotten(etcd_keyed: Keyed) -> None:
+    etcd_keyed.pair(paused=True)
+    etcd_keyed.dies(A)
+    etcd_keyed.put(STATUS, encode(Status(A, 1000, END, goes_on=True)))
+    with etcd_keyed.desk() as desk, pytest.raises(DeskRefusal, match="it may answer OK now"):
+        desk.forget(A)
+    said = etcd_keyed.run("haList").output
+    assert "once it is dead for certain: mqadmin failover -b broker-a --force" in said
 
 
 @pytest.mark.parametrize("gone", [A, B, C])

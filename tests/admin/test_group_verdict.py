@@ -184,7 +184,7 @@ AWAY = link("n2", in_sync=False, reason="has not answered for 1.5 s")
         (
             (AWAY, [dead("n2")]),
             "MEMBER NOT LEVEL, n2 at 10.0.0.3:40911: has not answered for 1.5 s; "
-            "its broker at 10.0.0.3:10911 does not: Connection refused",
+            "its broker at 10.0.0.3:10911 does not: Connection refused; start 10.0.0.3:40911",
         ),
     ],
 )
@@ -222,7 +222,11 @@ def following(name: str, leader: str) -> Seen:
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        ([following("n0", "")], "NOBODY LEADS, sends fail; 1 of 3 members answer, and 2 of them elect one"),
+        (
+            [following("n0", "")],
+            "NOBODY LEADS, sends fail; 1 of 3 members answer, and 2 of them elect one; start 10.0.0.2:40911 (n1) and"
+            " 10.0.0.3:40911 (n2)",
+        ),
         (
             [following("n0", ""), following("n1", "n2")],
             "NOBODY LEADS, sends fail; 2 of 3 members answer: they elect one, or do not reach each other, see their",

@@ -379,6 +379,37 @@ def test_who_holds_the_lease_and_for_how_long_is_in_the_table_of_a_pair_with_a_c
     assert "#Lease" not in [one.head for one in without.columns if not one.json_only]
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ("2.4", "held the lease when that was last read, and takes messages for 2.4 s yet"),
+        ("0.0", "held the lease when that was last read, and takes no messages now"),
+    ],
+)
+def test_a_master_that_does_not_reach_the_coordinator_does_not_hold_the_lease_and_is_master_at_once(
+    left: str, said: str
+) -> None:
+    holds = {"leaseMaster": "10.0.0.1:10911 epoch 1000"}
+    why = {"leaseWhyNot": "the coordinator cannot be reached"}
+    table = table_of(
+        [leased(master(), leaseSecondsLeft=left, **holds, **why), leased(slave(), **holds, **why)], NOW_MS
+    )
+    assert table.notes == [
+        f"broker-a: 10.0.0.1:10911 epoch 1000 {said}, by etcd://10.0.0.9:2379: the coordinator cannot be reached"
+    ]
+
+
+def test_a_master_without_the_lease_is_told_as_one_that_serves() -> None:
+    """In a pause, or by promises."""
+    serves = leased(master(), leaseSecondsLeft="3.0", leaseWhyNot="failover is paused")
+    table = table_of([serves, leased(slave(), leaseWhyNot="failover is paused")], NOW_MS)
+    assert table.notes == [
+        "broker-a: nobody holds the lease, by etcd://10.0.0.9:2379.",
+        "broker-a at 10.0.0.1:10911 serves without a lease: failover is paused",
+        "broker-a at 10.0.0.2:10911 is not the master: failover is paused",
+    ]
+
+
 def test_why_nobody_takes_the_lease_is_told_below_the_lines() -> None:
     shut = leased(master(), leaseWhyNot="the coordinator cannot be reached")
     table = table_of([shut, leased(slave(), leaseWhyNot="failover is paused: mqadmin resume")], NOW_MS)
@@ -387,4 +418,40 @@ def test_why_nobody_takes_the_lease_is_told_below_the_lines() -> None:
         "broker-a: nobody holds the lease, by etcd://10.0.0.9:2379.",
         "broker-a at 10.0.0.1:10911 is not the master: the coordinator cannot be reached",
         "broker-a at 10.0.0.2:10911 is not the master: failover is paused: mqadmin resume",
+    ]
+
+
+def test_who_holds_the_lease_is_told_by_who_reads_it_and_nobody_holds_it_and_is_no_master() -> None:
+    """A master that is cut off knows what it read last; its slave reads that it is over, or that it is not."""
+    holds = {"leaseMaster": "10.0.0.1:10911 epoch 1000"}
+    cut_off = {
+        **holds,
+        "leaseIsRead": "false",
+        "leaseWhyNot": "the coordinator cannot be reached: no answer",
+        "leaseTrouble": "no answer",
+    }
+    reads = {"leaseIsRead": "true", "leaseWhyNot": "a slave"}
+
+    def notes(of_master: dict[str, str], of_slave: dict[str, str]) -> list[str]:
+        return table_of([leased(master(), **of_master), leased(slave(), **of_slave)], NOW_MS).notes
+
+    by = "by etcd://10.0.0.9:2379"
+    failsafe = {**cut_off, "leaseServesBy": "failsafe", "leaseSecondsLeft": "3.1"}
+    assert notes(failsafe, {**reads, **cut_off}) == [
+        "broker-a: no broker that answers can read etcd://10.0.0.9:2379, so nobody can take the lease now.",
+        "broker-a at 10.0.0.1:10911 serves by failsafe, for its slaves promise to take no lease: no answer",
+        "broker-a at 10.0.0.2:10911 is not the master: the coordinator cannot be reached: no answer",
+    ]
+    assert notes(cut_off, {**reads, **holds}) == [
+        "broker-a: 10.0.0.1:10911 epoch 1000 held the lease when that was last read, and takes no messages now,"
+        f" {by}: the coordinator cannot be reached: no answer"
+    ]
+    assert notes(cut_off, reads)[:2] == [
+        f"broker-a: nobody holds the lease, {by}.",
+        "broker-a at 10.0.0.1:10911 is not the master: the coordinator cannot be reached: no answer",
+    ]
+    full = {**holds, "leaseIsRead": "true", "leaseTrouble": "it is full", "leaseSecondsLeft": "4.0"}
+    assert notes(full, {**reads, **holds}) == [
+        f"broker-a: 10.0.0.1:10911 epoch 1000 holds the lease, {by}.",
+        "broker-a at 10.0.0.1:10911 cannot use the coordinator: it is full",
     ]

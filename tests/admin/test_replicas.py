@@ -299,7 +299,7 @@ def test_a_name_that_the_nameserver_has_dropped_can_still_fail_over(serve: Serve
 def test_forgotten_it_keeps_no_failover_waiting(serve: Serve, by_id: bool) -> None:
     """No master answers: every broker that does is told."""
     three = Three(serve)
-    done = three.forget(C[:6] if by_id else three.c_addr)
+    done = three.forget(C[:6] if by_id else three.c_addr, "--force")
     assert done.exit_code == 0, done.output
     assert ForgetHeader.decode(three.b.ext(RequestCode.FORGET)).replica_id == C
     shown = json.loads(done.stdout)
@@ -315,18 +315,21 @@ def test_forgotten_it_keeps_no_failover_waiting(serve: Serve, by_id: bool) -> No
 def test_to_forget_who_may_hold_acknowledged_messages_alone_says_so_and_what_helps(serve: Serve) -> None:
     three = Three(serve)
     done = three.forget(three.c_addr)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 1, done.output
     assert (
         f"NOTE: {three.c_addr} (replica cccccccc) may have acknowledged messages that no other" in done.stderr
     )
     assert "SEND_OK takes 1 of 2 slaves, so 2 of them must answer, and 1 does." in done.stderr
     assert "wants no --force for want of it" in done.stderr
     assert f"Or start {three.gone}, the last master, again" in done.stderr
+    assert f"  start {three.c_addr}, unless it is lost for good\n  --force forgets it" in done.stderr
+    assert three.b.told == []
 
 
 def test_to_forget_who_holds_nothing_alone_says_nothing_of_it(serve: Serve) -> None:
     three = Three(serve, needed=2)
-    assert "NOTE" not in three.forget(three.c_addr).stderr
+    done = three.forget(three.c_addr)
+    assert (done.exit_code, "NOTE" in done.stderr) == (0, False)
 
 
 def test_a_broker_that_does_not_know_the_replica_is_not_told_to_forget_it(serve: Serve) -> None:
@@ -334,7 +337,7 @@ def test_a_broker_that_does_not_know_the_replica_is_not_told_to_forget_it(serve:
     three = Three(serve, c_end=500)
     lost = dead()
     three.b.say(members=listed({A: three.gone, B: three.b.addr, C: three.c_addr, D: lost}, number=2))
-    done = three.forget(D)
+    done = three.forget(D, "--force")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["told"] == [three.b.addr]
     assert three.c is not None
@@ -404,7 +407,7 @@ def test_a_replica_without_a_known_address_is_shown_and_waited_for_too(serve: Se
     assert refused.exit_code == 1
     assert f"--replica {D}" in refused.stderr
     assert "nobody knows its address" in refused.stderr
-    assert three.forget(D).exit_code == 0
+    assert three.forget(D, "--force").exit_code == 0
 
 
 # -- history ---------------------------------------------------------------------------------------

@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import Broker
-from haservice.admin.commands.ha.findings import CheckLimits, NameVerdict, Severity, worst
+from haservice.admin.commands.ha.findings import (
+    CheckLimits,
+    NameVerdict,
+    Severity,
+    nagios_lines,
+    result_object,
+    worst,
+)
 from haservice.admin.commands.ha.ha_questions import Failure, Seen
 from haservice.admin.commands.ha.verdict import verdicts_of
-from haservice.admin.commands.ha.verdict_text import nagios_lines, result_object
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import (
     HAAbsentInfo,
@@ -103,6 +109,19 @@ def dead(addr: str = MASTER, broker_id: int = 0, error: Failure | None = None) -
 
 def stock(addr: str, role: str, end: int = 5000, **seen: Any) -> Seen:
     return Seen(broker(addr, 1 if role == "SLAVE" else 0), role, end, None, **seen)
+
+
+def by(coordinator: str = "etcd://10.0.0.9:2379", **said: str) -> dict[str, str]:
+    """What a broker with a coordinator tells of the lease."""
+    whole = {
+        "leaseCoordinator": coordinator,
+        "leaseKeys": "/haservice/C/broker-a",
+        "leaseIsRead": "true",
+        "leaseTrouble": "",
+        "leaseMaster": "10.0.0.1:10911 epoch 1000",
+        "leaseSecondsLeft": "4.2",
+    }
+    return whole | said
 
 
 WAITING = slave(client={"state": "READY", "last_error": "Connection refused"})
@@ -201,12 +220,12 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "two masters of one epoch": (
         [master(said={"epoch": 1000}), master(addr=OTHER, replica_id=C, said={"epoch": 1001})],
         Severity.CRITICAL,
-        "choose one with mqadmin failover",
+        f"choose one: mqadmin failover -b broker-a --to {OTHER} takes the one whose log goes further",
     ),
     "two masters, one of them stock": (
         [master(link()), stock(OTHER, "SYNC_MASTER")],
         Severity.CRITICAL,
-        "choose one with mqadmin failover",
+        "choose one: mqadmin failover -b broker-a --to 10.0.0.1:10911",
     ),
     "a master that waits for another's answer": (
         [master(link(), said={"held": "no answer yet of 10.0.0.2"}), slave()],
@@ -225,6 +244,65 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         [slave(info={"leaseWhyNot": "failover is paused: mqadmin resume"})],
         Severity.CRITICAL,
         "10.0.0.2:10911 does not take the lease: failover is paused: mqadmin resume",
+    ),
+    "a pair whose slave would take over": (
+        [master(link(), info=by()), slave(info=by())],
+        Severity.OK,
+        "OK, ",
+    ),
+    "one coordinator with two addresses": (
+        [master(link(), info=by()), slave(info=by("etcd://10.0.0.8:2379"))],
+        Severity.OK,
+        "OK, ",
+    ),
+    "a slave that would not take over": (
+        [master(link(), info=by()), slave(info=by(leaseTrouble="no answer", leaseCouldNot="no answer"))],
+        Severity.WARNING,
+        "NOBODY COULD TAKE OVER, 10.0.0.2:10911: no answer",
+    ),
+    "one of two slaves that would not take over": (
+        [
+            master(link(), link(broker_addr=OTHER, replica_id=C), info=by()),
+            slave(info=by(leaseCouldNot="no answer")),
+            slave(OTHER, C, info=by()),
+        ],
+        Severity.WARNING,
+        "SLAVE COULD NOT TAKE OVER, 10.0.0.2:10911: no answer",
+    ),
+    "a master that serves by failsafe": (
+        [master(link(), info=by(leaseTrouble="no answer", leaseServesBy="failsafe")), slave(info=by())],
+        Severity.WARNING,
+        "MASTER SERVES BY FAILSAFE, 10.0.0.1:10911: no answer",
+    ),
+    "a coordinator that is full": (
+        [master(link(), info=by(leaseTrouble="it is full", leaseServesBy="lease")), slave(info=by())],
+        Severity.WARNING,
+        "COORDINATOR NOT USABLE, 10.0.0.1:10911: it is full",
+    ),
+    "a slave with another coordinator": (
+        [master(link(), info=by()), slave(info=by("etcd://10.0.0.8:2379", leaseMaster=""))],
+        Severity.WARNING,
+        "its coordinator, etcd://10.0.0.8:2379, names nobody as the master",
+    ),
+    "a slave with another cluster name": (
+        [master(link(), info=by()), slave(info=by(leaseKeys="/haservice/D/broker-a", leaseMaster=""))],
+        Severity.WARNING,
+        "below /haservice/D/broker-a, its master's below /haservice/C/broker-a: give both files the same",
+    ),
+    "a slave that has not heard of a change of roles yet": (
+        [master(link(), info=by()), slave(info=by(leaseMaster="10.0.0.2:10911 epoch 1000"))],
+        Severity.OK,
+        "OK, ",
+    ),
+    "a slave without the master's coordinator": (
+        [master(link(), info=by()), slave()],
+        Severity.WARNING,
+        "NOBODY COULD TAKE OVER, 10.0.0.2:10911: it runs without haCoordinator",
+    ),
+    "a master without the slave's coordinator": (
+        [master(link()), slave(info=by())],
+        Severity.WARNING,
+        "its master has none: give both the same",
     ),
     "a full disk": (
         [master(link(), info={"refusesSends": "disk is 91 % used", "commitLogDiskRatio": "0.91"}), slave()],
@@ -330,6 +408,17 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         [master(role="ASYNC_MASTER"), DIVERGED],
         Severity.WARNING,
         "10.0.0.2:10911 runs and does not follow: cannot be reconciled: no epoch is in both logs",
+    ),
+    "a slave of the other master of one epoch": (
+        [
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(5000, 0, A),)}),
+            slave(
+                client={"state": "READY", "last_error": "two masters"},
+                said={"epochs": (EpochBody(5000, 0, B),)},
+            ),
+        ],
+        Severity.WARNING,
+        "does not follow: two masters; mqadmin failover -b broker-a --to 10.0.0.1:10911 begins one that it follows",
     ),
     "a slave that follows and does not answer": (
         [master(link()), dead(SLAVE, 1)],
@@ -520,3 +609,28 @@ def test_a_program_gets_the_same_as_an_object() -> None:
     assert (one["clusterName"], one["brokerName"], one["state"]) == ("C", "broker-a", "CRITICAL")
     assert [finding["head"] for finding in one["findings"]] == ["NO MASTER"]
     assert one["slavesInSync"] is None
+
+
+def test_what_is_advised_is_named_whole() -> None:
+    """Whoever reads it types it as it stands."""
+    assert the([dead(), WAITING]).text.endswith(
+        "; start 10.0.0.1:10911, the last master, again, or mqadmin failover -b broker-a --to 10.0.0.2:10911 makes"
+        " 10.0.0.2:10911 the master"
+    )
+    away = the([master(), dead(SLAVE, 1)]).text
+    forget = "mqadmin forget -b broker-a --replica 10.0.0.2:10911 if it is lost for good"
+    assert away.endswith(f"; start 10.0.0.2:10911, or {forget}")
+    # It may have what this master lost.
+    held = the([master(said={"held": "the machine went down"}), dead(SLAVE, 1)]).text
+    assert held.endswith("; start 10.0.0.2:10911")
+    leased = replace(WAITING, info={"leaseCoordinator": "etcd"})
+    assert the([leased]).text.endswith("; mqadmin haList -b broker-a says who may become it")
+    assert "; start 10.0.0.1:10911 again, mqadmin haList -b broker-a" in the([dead(), leased]).text
+
+
+def test_a_master_is_no_slave_of_its_own() -> None:
+    """The other one that began its number has it on its list as a slave."""
+    members = MembersBody(5000, 9, B, 1, 0, {A: MASTER, B: SLAVE})
+    one = master(role="ASYNC_MASTER")
+    other = slave(client={"state": "READY", "last_error": "x"}, said={"members": members})
+    assert "10.0.0.1:10911 is away" not in the([one, other]).text

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from haservice.broker.lease.keeper import LeaseKeeper
+from haservice.broker.lease.office import ORDER_SECONDS, Office
 from haservice.broker.node import BrokerNode
+from haservice.broker.roles.new_epoch import NewEpoch
 from haservice.broker.send import native
 from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.coordination.cluster import Settings
@@ -210,3 +214,19 @@ def test_no_command_changes_roles_behind_the_coordinator(
     assert answer.remark
     assert alone.node.standing.lineage.state.lineage == epochs
     assert send(client, addr_of(alone.node)).code == ResponseCode.SUCCESS
+
+
+def test_what_its_own_order_holds_does_not_make_a_master_give_its_lease_back(alone: Alone) -> None:
+    """While the epoch begins that came with the lease, appends are held: it was given back, and taken again."""
+    office = alone.keeper._office
+    assert office is not None
+    state = office.broker.executor.state.but(change=NewEpoch("its lease", True))
+    begins = Office(replace(office.broker, executor=SimpleNamespace(state=state)))  # type: ignore[arg-type]
+    assert begins.own("life").member.unfit == "a new epoch begins"
+    begins._change, begins._ordered_s = Future(), time.monotonic()
+    assert begins.own("life").member.unfit == ""
+    begins._ordered_s -= ORDER_SECONDS
+    assert begins.own("life").member.unfit == "a new epoch begins", "another broker may have it"
+    begins._change, begins._ordered_s = Future(), time.monotonic()
+    begins._change.cancel()
+    assert begins.own("life").member.unfit == "a new epoch begins"

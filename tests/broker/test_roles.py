@@ -285,6 +285,21 @@ def test_a_master_that_lost_its_end_waits_for_those_that_were_in_sync() -> None:
     assert replicas_to_hear(state(mine, his, replicas=replicas), start(**CRASHED)) == ()
 
 
+def test_a_master_waits_for_no_store_whose_address_another_one_took() -> None:
+    """The slave was wiped, and has copied everything since: its old store comes back to nobody."""
+    replicas = {"old": Replica("a:1", 900, 1, True), "new": Replica("a:1", 900, 2, True)}
+    kept = state(Epoch(1, 0, ME), replicas=replicas)
+    was = ReplicaList(1, 1, ME, replicas={ME: "me:1", "old": "a:1"})
+    joined = was.joined(1, Mark(1, 900), "new", "a:1")
+    assert set(joined.replicas) == {ME, "new"}
+    hears = [
+        replicas_to_hear(dataclasses.replace(kept, members=members), start(**CRASHED))
+        for members in (ReplicaList(), joined, joined.taken_effect())
+    ]
+    # Until the list without it is in effect, an OK may have counted it.
+    assert hears == [("old", "new"), ("old", "new"), ("new",)]
+
+
 # ---- peers
 
 

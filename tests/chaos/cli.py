@@ -65,6 +65,11 @@ LAYERS = {
     "groups": Layer(
         "tests.chaos.groups", 2, "Groups of three and five brokers on DLedger; each second round cuts power."
     ),
+    "advice": Layer(
+        "tests.chaos.advice",
+        1,
+        "An operator does what check advises after troubles of brokers and their stores.",
+    ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
     "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
     "fuzz": Layer(
@@ -245,7 +250,7 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    if _name not in ("auto", "groups", "processes"):
+    if _name not in ("advice", "auto", "groups", "processes"):
         main.add_command(_command(_name))
 
 
@@ -299,6 +304,14 @@ def groups(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
     from tests.chaos.groups import ALL_FAULTS
 
     _run_faults(context, "groups", list(ALL_FAULTS), faults, only)
+
+
+@main.command("advice", help=LAYERS["advice"].help + f" ({LAYERS['advice'].rounds} rounds)")
+@_only_faults
+def advice(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
+    from tests.chaos.advice_faults import TROUBLES
+
+    _run_faults(context, "advice", list(TROUBLES), faults, only)
 
 
 def _run_faults(

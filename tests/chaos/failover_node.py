@@ -28,7 +28,17 @@ from haservice.coordination.decision import (
 )
 from haservice.coordination.facts import Own
 from haservice.coordination.gate import Gate
-from haservice.coordination.rounds import OpenSession, Prune, Question, Read, Renew, Round, Rounds, Transact
+from haservice.coordination.rounds import (
+    OpenSession,
+    Prune,
+    Question,
+    Read,
+    Renew,
+    Round,
+    Rounds,
+    Transact,
+    Upkeep,
+)
 from haservice.coordination.voters import Follower, Voters
 from haservice.replication.lineage.epochs import Epoch, Lineage, Mark, common_point
 from haservice.replication.lineage.file import (
@@ -366,6 +376,8 @@ class Node:
 
     def _rounded(self, pause_s: float) -> None:
         self._in_round = False
+        if self.rounds.is_fresh and not self.rounds.facts().must_tell_end:
+            self.world.needs_not_tell(self)
         self._rounds_done += 1
         if self._woken or not pause_s:
             self._woken = False
@@ -423,6 +435,8 @@ class Node:
                 answer = self.world.read(self)
             elif isinstance(question, Prune):
                 pass
+            elif isinstance(question, Upkeep):
+                answer = ""
             else:
                 assert isinstance(question, Transact)
                 answer = self._commit(question.transaction, session)

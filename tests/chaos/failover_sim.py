@@ -297,6 +297,11 @@ class World:
             if now.status.epoch <= self._newest:  # else it gives back a lease whose epoch it has not begun
                 self._told = (now.status.replica_id, now.status.end)
 
+    def needs_not_tell(self, node: Node) -> None:
+        """A master finds that its slaves have enough: its promise is as if it had told its end."""
+        if self.server.owner(MASTER) == node.session and node.opened == self._newest:
+            self._told = (node.id, len(node.log))
+
     # -- the run ------------------------------------------------------------------------------------
 
     def begin(self) -> None:

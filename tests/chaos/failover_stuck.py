@@ -30,7 +30,8 @@ def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
     all_there = {node.id: node for node in world.nodes if node is not lost}
     there = {one: node for one, node in all_there.items() if not _lacks_its_log(world, node)}
     whole = [there[one] for one in now.voters.ids & there.keys()]
-    if status.replica_id in now.voters.ids & there.keys():
+    last = there.get(status.replica_id) if status.replica_id in now.voters.ids else None
+    if last is not None and not (status.goes_on and any(one.place > last.place for one in there.values())):
         return ""  # nobody was master after it
     gone = f"of the voters {sorted(now.voters.ids)} only {sorted(node.id for node in whole)} have their logs"
     if status.goes_on:

@@ -36,6 +36,7 @@ from tests.chaos.netns import HUB_ADDR, Hosts, run_in
 from tests.chaos.power_disk import Disk
 from tests.chaos.proxy import LinkProxy
 from tests.support.standing_still import freeze
+from tests.support.waiting import slowness
 
 Body = TypeVar("Body", bound=JSONBody)
 
@@ -364,7 +365,7 @@ class Cluster:
         await self._booted(node.process)
 
     async def _booted(self, process: Process, seconds: float = 30.0) -> None:
-        deadline_s = time.monotonic() + seconds
+        deadline_s = time.monotonic() + seconds * slowness()
         while process._boot_line not in process.output():
             if process.popen.poll() is not None:
                 raise NotSoInTime(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")

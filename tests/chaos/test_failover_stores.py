@@ -269,3 +269,21 @@ def test_a_broker_without_rights_loses_no_ok(mode: Mode) -> None:
         story.world.denied.clear()
         story.until(lambda s=story: s.a.serves or s.b.serves, "one serves")  # type: ignore[misc]
         story.ends_well()
+
+
+def test_a_copy_of_a_store_at_another_address_is_a_replica_of_its_own() -> None:
+    for seed in SEEDS:
+        story = Story(SYNC_THREE, seed)
+        copy = story.b.copy()
+        story.c.crash()
+        story.c.wipe()
+        own = story.c.id
+        story.c.put_back(copy)
+        story.c.id = own
+        story.on(2.0)
+        story.c.boot()
+        story.until(lambda s=story: s.c.id in s.voters, "the copy is a voter")  # type: ignore[misc]
+        story.a.crash()
+        story.until(lambda s=story: s.b.serves or s.c.serves, "one serves")  # type: ignore[misc]
+        story.on(3.0)
+        story.ends_well()

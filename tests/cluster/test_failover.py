@@ -187,6 +187,9 @@ def test_the_slave_is_made_the_new_master_by_its_properties_file(pair: ScratchPa
     assert load_broker(pair.root / "broker-a-s.properties").broker.broker_id == 0
     command = ["failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes"]
     counted = CliRunner().invoke(main, command)
+    if counted.exit_code:  # what an ASYNC_MASTER took last, nobody knows
+        assert "was restarted since it heard" in counted.output
+        counted = CliRunner().invoke(main, [*command, "--force"])
     assert counted.exit_code == 0, counted.output
     wait_until(lambda: brokers_in_route(ask) == {0: pair.slave_addr}, "producers are sent to the new master")
     send_ok(pair.slave_addr, numbered(700, 1000))

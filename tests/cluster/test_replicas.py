@@ -96,7 +96,9 @@ def test_a_silent_slave_that_acknowledged_alone_is_not_passed_over_without_force
     if by == "force":
         command = (*command, "--force")
     else:
-        forgotten = typed(pair, "forget", "-b", "broker-a", "--replica", third, "--yes")
+        command_of = ("forget", "-b", "broker-a", "--replica", third, "--yes")
+        assert "--force" in typed(pair, *command_of, exit_code=1)["error"]
+        forgotten = typed(pair, *command_of, "--force")
         assert (forgotten["told"], forgotten["complete"]) == ([pair.slave_addr], True)
         assert third not in [row["brokerAddr"] for row in forgotten["after"]]
     done = typed(pair, *command)
@@ -137,7 +139,17 @@ def test_a_slave_that_was_forgotten_while_it_stood_still_is_promoted_with_all_th
             send_ok(pair.master_addr, numbered(0, 50))
             standing_still.enter_context(frozen(pair.processes["broker-a-s"].popen))
             kill(pair, "broker-a")
-        command = ("forget", "-n", pair.namesrv_addr, "-b", "broker-a", "--replica", pair.slave_addr, "--yes")
+        command = (
+            "forget",
+            "-n",
+            pair.namesrv_addr,
+            "-b",
+            "broker-a",
+            "--replica",
+            pair.slave_addr,
+            "--force",
+            "--yes",
+        )
         forgotten = run(*command)
         assert forgotten.exit_code == 0, forgotten.output
         assert f"NOTE: {pair.slave_addr}" in forgotten.output

@@ -10,6 +10,7 @@ from typing import Any
 from haservice.coordination.candidate import next_epoch, why_not, why_restored
 from haservice.coordination.cluster import (
     EPOCH,
+    FAILOVER,
     MASTER,
     REQUEST,
     SETTINGS,
@@ -397,7 +398,7 @@ def test_another_process_of_our_replica_id_keeps_us_from_the_lease() -> None:
 
 def test_a_change_of_voters_counts_by_both_first_and_is_asked_for_then() -> None:
     followers = {"a": Follower(50), "c": Follower(50)}
-    first = decide(master(followers=followers))
+    first = decide(master(cluster(member("c")), followers))
     assert first.change == VotersChange(Voters(frozenset("abc"), 1), 8, is_asked=True)
     assert first.actions[0] == CountBy(Voters(frozenset("ab"), 1)), "acks of c do not count yet"
     assert taken(first).expects == {MASTER: 11, EPOCH: 7, VOTERS: 8}
@@ -629,6 +630,110 @@ def test_the_first_coordinator_takes_a_pair_over_and_an_emptied_one_does_not() -
     assert decide(candidate(blank, replace(own, may_be_first=False))).commit is None
     emptied = replace(own, member=replace(own.member, joined=1000, knows=1000))
     assert "emptied" in decide(candidate(blank, emptied)).why
+
+
+# -- a coordinator that nobody believes ---------------------------------------------------------------
+
+
+def emptied(*others: MemberState, **asked: Any) -> LeaseFacts:
+    """Broker b was the master of epoch 2000; an operator asks it to begin anew, with all that are connected."""
+    members = {one.replica_id: one for one in others}
+    request = MasterRequest("b", kind=FAILOVER, among=frozenset({"b", *members}), **asked)
+    seen = Cluster(members=members, request=request, versions={REQUEST: 3})
+    own = Own(member("b", sealed=2000, epoch=2000), opened=-1, needed=1)
+    return candidate(seen, own)
+
+
+def in_epoch_2000(name: str, end: int = 50, **more: Any) -> MemberState:
+    return member(name, end, epoch=2000, **{"sealed": 2000, **more})
+
+
+def test_beginning_anew_is_one_transaction_once_all_that_were_connected_have_sealed_their_logs() -> None:
+    sealed = emptied(in_epoch_2000("a"), in_epoch_2000("c", 40))
+    transaction = taken(decide(sealed))
+    found = decode({key: Versioned(value, 1) for key, value in transaction.puts.items() if "/" not in key})
+    assert (found.epoch, found.master and found.master.replica_id) == (3000, "b")
+    assert found.voters.ids == {"a", "b"}, "c lacks something: it becomes a voter once it has caught up"
+    assert found.status == Status("b", 3000, 50, told={"b": Mark(2000, 50)})
+    assert transaction.deletes == {REQUEST}
+    for facts, why in (
+        (emptied(in_epoch_2000("a", sealed=1000)), "the log of replica a at  is not sealed yet"),
+        (emptied(in_epoch_2000("a", 51)), "replica a at  has more: up to 51, this one to 50"),
+        (replace(sealed, seen=replace(sealed.seen, members={})), "replica a, c is not connected any more"),  # type: ignore[type-var]
+        (replace(sealed, promised_until_s=103.0), "it takes no lease for 1.0 s"),
+        (
+            replace(sealed, own=replace(sealed.own, member=replace(sealed.own.member, is_whole=False))),
+            "has not caught up since",
+        ),
+    ):
+        decision = decide(facts)
+        assert decision.commit is None
+        assert why in decision.why
+    assert decide(emptied(in_epoch_2000("a", 51), force=True)).commit is not None, (
+        "the operator accepts that loss"
+    )
+
+
+def test_beginning_anew_seals_the_own_log_first() -> None:
+    facts = emptied(in_epoch_2000("a", sealed=3000))
+    decision = decide(facts)
+    assert decision.commit is None
+    assert decision.actions[-1] == Seal(3000)
+    assert "is not sealed yet" in decision.why
+
+
+def test_who_is_not_asked_seals_too_and_an_old_request_is_dropped() -> None:
+    facts = emptied(in_epoch_2000("a", sealed=1000))
+    asked = replace(facts.seen.request, to="a")  # type: ignore[union-attr, type-var]
+    other = replace(facts, own=replace(facts.own, member=in_epoch_2000("b", sealed=1000)))
+    other = replace(other, seen=replace(facts.seen, request=asked))  # type: ignore[type-var]
+    decision = decide(other)
+    assert decision.actions[-1] == Seal(2000)
+    assert decision.commit is None
+    late = decide(replace(other, requested_s=90.0))
+    assert taken(late).deletes == {REQUEST}
+
+
+def test_a_lease_that_came_back_with_a_backup_goes() -> None:
+    lease = Leaseholder("b", 1000, SESSION.name)
+    older = cluster(member("a", epoch=2000), master=lease, versions={**VERSIONS, MASTER: 11})
+    decision = decide(candidate(older, Own(member("b", epoch=1000), opened=1000)))
+    assert isinstance(decision.actions[0], Block)
+    assert taken(decision).deletes == {MASTER}
+    theirs = decide(candidate(replace(older, master=replace(lease, session="a.1/1"))))
+    assert theirs.commit is None
+
+
+def test_nobody_goes_on_by_failsafe_where_the_coordinator_names_no_voters() -> None:
+    own = Own(member("b", sealed=1000, epoch=2000), opened=2000)
+    nobody = Cluster(epoch=2000, versions=VERSIONS)
+    assert not isinstance(decide(candidate(nobody, own)).actions[0], Serve)
+    silent = decide(replace(candidate(nobody, own), is_fresh=False))
+    assert isinstance(silent.actions[0], Block)
+    alone = replace(nobody, voters=Voters(frozenset("b"), 0))
+    assert isinstance(decide(replace(candidate(alone, own), is_fresh=False)).actions[0], Serve)
+
+
+def test_a_forced_failover_seals_the_log_that_it_asks_for() -> None:
+    """Though that one serves: by promises that it has, or in a pause."""
+    seen = cluster(
+        epoch=2000,
+        status=Status("b", 2000, 50, goes_on=True),
+        settings=Settings(paused=True),
+        request=MasterRequest("b", kind=FAILOVER, force=True),
+    )
+    facts = candidate(seen, Own(member("b", sealed=1000, epoch=2000), opened=2000, counts=PAIR))
+    assert isinstance(decide(replace(facts, seen=replace(seen, request=None))).actions[0], Serve)
+    assert [type(one) for one in decide(facts).actions] == [Block, Seal]
+
+
+def test_a_follower_that_is_not_connected_to_the_coordinator_becomes_no_voter() -> None:
+    """It would never seal its log, so nobody could take over."""
+    follows = {"a": Follower(50), "c": Follower(50)}
+    assert decide(master(followers=follows)).change is None
+    connected = decide(master(cluster(member("c")), follows)).change
+    assert connected is not None
+    assert connected.after.ids == set("abc")
 
 
 def test_a_clean_stop_leaves_the_true_end_and_no_lease() -> None:

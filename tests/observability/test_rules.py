@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from haservice.broker.lease.keeper import LeaseFigures
 from haservice.broker.metrics.facts import Disk, GroupFacts, MemberFacts, TopicFacts, TrafficFacts
 from haservice.broker.metrics.families import exposition_of
 from haservice.nameserver import monitoring
@@ -46,7 +47,11 @@ def told() -> set[str]:
         sample_age_s=1.0,
         member=MemberFacts("g", "n0", True, 1, 1, ""),
     )
-    follower = replace(FACTS, status=replace(STATUS, role="SLAVE", slaves=(), master=LINK))
+    follower = replace(
+        FACTS,
+        status=replace(STATUS, role="SLAVE", slaves=(), master=LINK),
+        lease=LeaseFigures(could_take_over=True),
+    )
     namesrv = NameserverFacts("0.5.0", [Presence("C", "broker-a", 0, "a:1", 1.0)], 1, 1, {})
     texts = [
         exposition_of(master).text(),

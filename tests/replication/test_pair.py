@@ -219,8 +219,9 @@ def test_a_slave_ahead_says_so_and_never_diverges(tmp_path: Path, caplog: pytest
         assert copy.end == 1500
         assert not ha.is_slave_ok(4000)
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert any("it has 500 bytes that this master does not have" in error for error in errors)
-    assert any("ahead of its end" in error for error in errors)
+    of_master = [one for one in errors if "it has 500 bytes that this master does not have" in one]
+    assert len(of_master) == 1, "it dials again and again, and that is told once"
+    assert sum("ahead of its end" in error for error in errors) == 1
 
 
 def test_a_master_that_lost_its_tail_and_wrote_on_is_found_out_by_the_slave(tmp_path: Path) -> None:

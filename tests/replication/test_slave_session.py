@@ -301,6 +301,20 @@ def test_a_master_that_ends_its_link_and_turns_is_no_trouble_until_it_stays_away
         assert told(slave.session.lost(refused, slave.now_s)) == said
 
 
+def test_a_master_that_ends_each_connection_without_a_word_is_told_of_once(talk: Callable[..., Talk]) -> None:
+    """A stock master does so to a slave that is ahead of it, which dials again every few seconds."""
+    slave = talk(700)
+    levels = []
+    for _ in range(6):
+        slave.passes(11.0)
+        slave.session.told(ADDR)
+        slave.reach()
+        said = slave.session.closed(slave.now_s)
+        levels.append([one.level for one in said if isinstance(one, LogLine)])
+    assert levels == [[logging.WARNING], [logging.ERROR], [], [], [], []]
+    assert "ahead of its end" in slave.session.last_error, "haStatus goes on saying it"
+
+
 def test_a_master_that_is_not_up_yet_is_no_trouble_until_it_stays_away(talk: Callable[..., Talk]) -> None:
     """Who has just turned into a slave calls a master that has just turned, too."""
     slave, refused = talk(), ConnectionRefusedError(111, "Connection refused")
@@ -437,6 +451,9 @@ def test_a_master_that_may_not_be_followed_is_told_our_hello_and_no_more(
         slave.hears(verdict_on(master, answer))
     actions = slave.session.lost(refused.value, slave.now_s)
     assert actions[-1] == Close()
+    assert [one.level for one in actions if isinstance(one, LogLine)] == [logging.WARNING], (
+        "it may pass by itself"
+    )
     assert slave.session.lineage == "refused: we are pledged to epoch 2"
     assert slave.session.wake_s == slave.now_s + slave_session.AGAIN_PAUSE_S
     assert slave.log.end == 0

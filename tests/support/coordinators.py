@@ -6,14 +6,19 @@ A server has a directory of its own, dies with `stop`, and can be stopped and st
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from haservice.coordination.coordinator import Coordinator, CoordinatorError
 from haservice.devtools.pair import free_port_block
@@ -77,6 +82,27 @@ class Server:
             process.kill()
             process.wait(10)
 
+    @property
+    def data(self) -> Path:
+        """Of etcd: where it keeps what it was told."""
+        return Path(self._command[self._command.index("--data-dir") + 1])
+
+    def keep(self, copy: Path) -> None:
+        """Copies what it was told so far, as a backup does."""
+        self.stop()
+        shutil.copytree(self.data, copy)
+        self.start()
+        self.answers()
+
+    def empty(self, copy: Path | None = None) -> None:
+        """What it was told is gone, or is what a backup has."""
+        self.stop()
+        shutil.rmtree(self.data)
+        if copy is not None:
+            shutil.copytree(copy, self.data)
+        self.start()
+        self.answers()
+
     def freeze(self) -> None:
         assert self._process is not None
         freeze(self._process)
@@ -125,9 +151,65 @@ def etcd_command(at: int, directory: Path, client_url: str, peer_url: str, clust
     return [*words, "--initial-cluster", cluster]
 
 
+def token_options(kind: str) -> tuple[str, ...]:
+    """For an etcd that wants a login: simple tokens, or jwt, which hold until users or roles are changed."""
+    cheap = ("--bcrypt-cost", "4")
+    if kind == "simple":
+        return cheap
+    certificate, key = signed("etcd", ip="127.0.0.1")
+    return (*cheap, "--auth-token", f"jwt,pub-key={certificate},priv-key={key},sign-method=ES256")
+
+
+def wants_a_login(server: Server) -> None:
+    """From now on etcd serves only who logs in; root's password is `secret`."""
+    ask_etcd(server, "auth/user/add", {"name": "root", "password": "secret"})
+    ask_etcd(server, "auth/role/add", {"name": "root"})
+    ask_etcd(server, "auth/user/grant", {"user": "root", "role": "root"})
+    ask_etcd(server, "auth/enable", {})
+
+
+def ask_etcd(
+    server: Server, path: str, what: dict[str, Any], user: str = "", password: str = "secret"
+) -> dict[str, Any]:
+    """One call, as etcdctl makes it."""
+    token = ""
+    if user:
+        token = ask_etcd(server, "auth/authenticate", {"name": user, "password": password})["token"]
+    url = f"http://{server.host}:{server.port}/v3/{path}"
+    request = urllib.request.Request(
+        url, json.dumps(what).encode(), {"Authorization": token} if token else {}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        said: dict[str, Any] = json.loads(answer.read())
+        return said
+
+
+def fill_etcd(server: Server) -> None:
+    """Writes until its quota is full; a small one is wanted."""
+    put = {"key": b64encode(b"ballast").decode(), "value": b64encode(b"x" * 50_000).decode()}
+    for _ in range(1000):
+        try:
+            ask_etcd(server, "kv/put", put)
+        except urllib.error.HTTPError as error:
+            if "database space exceeded" in error.read().decode():
+                return
+            raise
+        time.sleep(0.01)  # it counts what it has written to its file, ten times a second
+    raise AssertionError("its quota is too large to be filled")
+
+
+def empty_etcd(server: Server) -> None:
+    """What the docs advise for an etcd that is full: compact, defragment, disarm."""
+    status = ask_etcd(server, "maintenance/status", {})
+    ask_etcd(server, "kv/compaction", {"revision": status["header"]["revision"], "physical": True})
+    ask_etcd(server, "maintenance/defragment", {})
+    for alarm in ask_etcd(server, "maintenance/alarm", {"action": "GET"}).get("alarms", []):
+        ask_etcd(server, "maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+
+
 @contextmanager
-def etcd(directory: Path, nodes: int = 1) -> Iterator[list[Server]]:
-    """So many nodes of one cluster; elections take a second at most."""
+def etcd(directory: Path, nodes: int = 1, more: tuple[str, ...] = ()) -> Iterator[list[Server]]:
+    """So many nodes of one cluster; elections take a second at most.  `more` are options of each."""
     first = free_port_block(2 * nodes)
     ports = range(first, first + 2 * nodes)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -136,7 +218,7 @@ def etcd(directory: Path, nodes: int = 1) -> Iterator[list[Server]]:
     with _data(directory) as data:
         for at in range(nodes):
             words = etcd_command(at, data, urls[at], urls[nodes + at], cluster)
-            words += ["--heartbeat-interval", "50", "--election-timeout", "500"]
+            words += ["--heartbeat-interval", "50", "--election-timeout", "500", *more]
             servers.append(Server(words, ports[at], directory, ETCD_QUESTION))
         with _running(servers):
             yield servers

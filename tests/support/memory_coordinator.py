@@ -152,6 +152,10 @@ class MemoryCoordinator:
         self._reach()
         return self._server.read()
 
+    def upkeep(self, *, cleans: bool) -> str:
+        self._reach()
+        return ""
+
     def history(self) -> Snapshot:
         self._reach()
         return self._server.history()

@@ -26,7 +26,7 @@ from haservice.broker.lease.office import Office, RunningBroker
 from haservice.broker.roles.state import refused
 from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.configuration.settings import NodeConfig
-from haservice.coordination.addresses import Keys, place_of
+from haservice.coordination.addresses import Keys, place_of, root_of
 from haservice.coordination.cluster import REQUEST, MasterRequest, Settings
 from haservice.coordination.connect import coordinator_at
 from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction
@@ -42,9 +42,10 @@ from haservice.coordination.decision import (
     Seal,
     Serve,
 )
-from haservice.coordination.facts import Own
+from haservice.coordination.facts import LeaseFacts, Own
 from haservice.coordination.gate import Gate, clock_s
 from haservice.coordination.rounds import WATCHED, Rounds, drive
+from haservice.coordination.successor import why_no_successor
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
@@ -89,15 +90,21 @@ class LeaseFigures:
     left_s: float = 0.0
     """For how long a master may take messages yet, up to LEFT_SECONDS_MAX."""
     voters: int = 0
+    has_trouble: bool = False
+    """Whether the coordinator is not read, or not written, or has an alarm."""
+    could_take_over: bool | None = None
+    """Of a slave."""
 
 
 class LeaseKeeper:
     """Implements Host for the rounds.  `gate` is for whoever answers OK."""
 
-    def __init__(self, coordinator: Coordinator, defaults: Settings, where: str) -> None:
+    def __init__(self, coordinator: Coordinator, defaults: Settings, where: str, keys: str = "") -> None:
         self.gate = Gate()
         self.where = where
         """As haCoordinator names the coordinator."""
+        self._keys = keys
+        """Below what our keys lie there."""
         self._coordinator = coordinator
         self._defaults = defaults
         self._life = uuid.uuid4().hex[:12]
@@ -112,6 +119,8 @@ class LeaseKeeper:
         self._cause = ""
         self._alarm = ""
         """What an operator has to know of how this process became the master."""
+        self._could_not: str | None = None
+        """Of a slave, after each round: why it would not take over if its master died now."""
         self.figures = LeaseFigures()
         self._asked: queue.Queue[tuple[MasterRequest, Future[bool]]] = queue.Queue(1)
         self._throttle = LogThrottle()
@@ -309,6 +318,7 @@ class LeaseKeeper:
                 began_s = clock_s()
                 pause_s = drive(self._rounds.round(), self._coordinator)
                 self._count(clock_s() - began_s)
+                self._look_ahead(self._rounds)
                 self._say_why()
                 self._pass_on_request()
                 if not self._leaves.is_set():
@@ -347,6 +357,10 @@ class LeaseKeeper:
         if self._last is not None and self._last.opened >= 0 and self.gate.why_shut:
             figures.blocked_s += now_s - since_s
 
+    def _look_ahead(self, rounds: Rounds) -> None:
+        facts = rounds.facts()
+        self._could_not = why_no_successor(facts, rounds.trouble) if facts.own.opened < 0 else None
+
     def shown(self) -> LeaseFigures:
         """The figures, with what is so now."""
         rounds, until_s = self._rounds, self.gate.until_s
@@ -355,6 +369,8 @@ class LeaseKeeper:
             self.figures,
             left_s=min(max(until_s - clock_s(), 0.0), LEFT_SECONDS_MAX),
             voters=len(seen.voters.ids) if seen is not None else 0,
+            has_trouble=rounds is not None and bool(rounds.trouble),
+            could_take_over=None if self._could_not is None else not self._could_not,
         )
 
     def gauges(self) -> dict[str, str]:
@@ -371,6 +387,11 @@ class LeaseKeeper:
         paused = ", failover is paused" if facts.settings.paused else ""
         return {
             "leaseCoordinator": self.where,
+            "leaseKeys": self._keys,
+            "leaseIsRead": str(rounds.is_read).lower(),
+            "leaseTrouble": rounds.trouble,
+            "leaseCouldNot": self._could_not or "",
+            "leaseServesBy": self._serves_by(facts),
             "leaseState": f"{state or 'takes messages'}{paused}",
             "leaseWhyNot": rounds.why,
             "leaseAlarm": self._alarm if facts.own.opened >= 0 else "",
@@ -386,6 +407,14 @@ class LeaseKeeper:
             "leaseRoundMillis": f"{figures.round_s * 1000:.1f}",
             "leaseFailedRounds": str(figures.failed_rounds),
         }
+
+    def _serves_by(self, facts: LeaseFacts) -> str:
+        """Of a master that takes messages: what lets it."""
+        if facts.own.opened < 0 or self.gate.why_shut:
+            return ""
+        if facts.goes_on:
+            return "pause"
+        return "lease" if facts.now_s < facts.lease_until_s else "failsafe"
 
     # -- what is said -------------------------------------------------------------------------------
 
@@ -414,11 +443,13 @@ class LeaseKeeper:
 def keeper_of(config: NodeConfig) -> LeaseKeeper | None:
     """None without haCoordinator.  The coordinator is not asked anything yet.  Raises CoordinatorMissing."""
     said, broker = config.coordinator, config.broker
-    if said.address is None:
+    if said.address is None or not said.is_set:
         return None
     keys = Keys(said.user, said.password or "", said.trust, said.certificate, said.key)
-    coordinator = coordinator_at(place_of(said.address), broker.cluster_name, broker.broker_name, keys)
-    return LeaseKeeper(coordinator, settings_of(said), said.address)
+    place = place_of(said.address)
+    coordinator = coordinator_at(place, broker.cluster_name, broker.broker_name, keys)
+    root = root_of(place, broker.cluster_name, broker.broker_name)
+    return LeaseKeeper(coordinator, settings_of(said), said.address, root)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
@@ -42,6 +43,8 @@ from haservice.replication.wire.protocol import MasterState
 
 # A seal is a small file; the machine of roles may be asking peers just now.
 SEAL_SECONDS = 1.5
+# An epoch begins with a flush.  A disk that takes longer leaves the lease to another broker.
+ORDER_SECONDS = 5.0
 # A master that does not answer is named to its slave again after so long.
 TELL_AGAIN_SECONDS = 5.0
 # A slave that follows answers within a moment, and the lease does not last long.
@@ -77,6 +80,7 @@ class Office:
         # All that a predecessor in this process may have acknowledged, perhaps as another kind of master.
         self._since = broker.store.log.end
         self._change: Future[JSONBody] | None = None
+        self._ordered_s = -math.inf
         self._told: tuple[str, int, float] = ("", -1, 0.0)
 
     # -- what it is ---------------------------------------------------------------------------------
@@ -165,6 +169,12 @@ class Office:
             return end
         return max(last.start, ha.acknowledged, self._since)
 
+    @property
+    def _is_ordered(self) -> bool:
+        """Whether an order of ours is being carried out, in good time: what holds appends then is no trouble."""
+        is_late = time.monotonic() >= self._ordered_s + ORDER_SECONDS
+        return self._change is not None and not self._change.done() and not is_late
+
     def _unfit(self) -> str:
         store, state = self.broker.store, self.broker.executor.state
         if why := self.broker.health.why_vital:
@@ -173,6 +183,8 @@ class Office:
             return f"its log is damaged: {store.dispatcher.failed}"
         if self.is_slave:
             return self.broker.unfit_tables()
+        if self._is_ordered:
+            return ""
         return state.held or store.log.writable_but_for(HOLDER, DISK_HOLDER, LEASE_HOLDER) or ""
 
     # -- what is done to it -------------------------------------------------------------------------
@@ -259,6 +271,7 @@ class Office:
         try:
             if before is not None and (error := before.exception()) is not None:
                 raise error
+            self._ordered_s = time.monotonic()
             self._change = self.broker.executor.order(order)
             if patience_s:
                 self._change.result(patience_s)

@@ -51,7 +51,7 @@ class CoordinatedRoles:
         ):
             raise refused(
                 f"{self._lease.where} says who is the master (haCoordinator), and no command: after a death a slave"
-                " takes over by itself; mqadmin switchover hands over, and haStatus says why nobody is the master"
+                f" takes over by itself; mqadmin haList -b {self.describe().broker_addr} says why nobody is the master"
             )
         return self._roles.ask(header)
 

@@ -97,15 +97,15 @@ class SlaveSync:
         *,
         delays: DelayTable,
         on_synced: Callable[[], None] = lambda: None,
-        on_copied: Callable[[str], None] = lambda name: None,
         overdue: Callable[[], bool] = lambda: False,
         keep: Callable[[str, bytes], str] = lambda name, content: "",
+        on_copied: Callable[[str], None] = lambda name: None,
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
         name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
-        delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to be
-        lost, by its file's name, and returns where; it may raise OSError.
+        delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
+        be lost, by its file's name, and returns where; it may raise OSError.
         """
         self._own_addr = own_addr
         self._topics = topics
@@ -113,9 +113,9 @@ class SlaveSync:
         self._delays = delays
         self._groups = groups
         self._on_synced = on_synced
-        self._on_copied = on_copied
         self._overdue = overdue
         self._keep = keep
+        self._on_copied = on_copied
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass

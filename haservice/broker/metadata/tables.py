@@ -39,8 +39,8 @@ class Tables:
         epoch_begins: bool = False,
         accept_empty: Collection[str] = (),
     ) -> None:
-        """`epoch_begins`: this master begins an epoch at the log's end.  `accept_empty`: names of unfit files for which
-        an empty table is taken.  Raises UnfitFile, OSError.
+        """`epoch_begins`: this master begins an epoch at the log's end.  `accept_empty`: names of unfit files for
+        which an empty table is taken.  Raises UnfitFile, OSError.
         """
         self._store = store
         broker, log = config.broker, config.log

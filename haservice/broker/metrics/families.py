@@ -189,6 +189,17 @@ def _lease(out: Exposition, facts: BrokerFacts) -> None:
     out.gauge(
         "haservice_lease_voters", "Voters that the coordinator has; 0 if it was never read.", lease.voters
     )
+    out.gauge(
+        "haservice_lease_trouble",
+        "1 while it cannot read or write the coordinator, or that has an alarm; brokerStatus has the text.",
+        int(lease.has_trouble),
+    )
+    if lease.could_take_over is not None:
+        out.gauge(
+            "haservice_lease_could_take_over",
+            "1 for a slave that would take over if its master died now, as far as the coordinator has a say.",
+            int(lease.could_take_over),
+        )
     out.counter(
         "haservice_lease_promotions_total", "Times that this process became the master.", lease.promotions
     )

@@ -289,7 +289,9 @@ def replicas_in_sync(state: LineageState) -> dict[str, Replica]:
     """Those that may have had everything of our last epoch."""
     last = state.lineage.last
     is_own = last is not None and last.master == state.replica_id
-    return {name: one for name, one in state.replicas.items() if is_own and one.in_sync}
+    return {
+        name: one for name, one in state.replicas.items() if is_own and one.in_sync and state.may_come(name)
+    }
 
 
 def none_in_sync(state: LineageState, end: int) -> Mapping[str, Replica]:

@@ -134,6 +134,7 @@ class RoleStartup:
         lineage = LineageFile(config.log.root, log_path=config.log.log_path)
         if lineage.state.command != self._known:
             raise ConfigError(config.source, 0, "brokerRole", "the role was changed just now; start again")
+        _check_coordinator(config, lineage)
         peers = Peers(
             config.broker.broker_name,
             config.broker_addr,
@@ -224,6 +225,27 @@ class RoleStartup:
         self.state = executor.state
 
 
+def _check_coordinator(config: NodeConfig, lineage: LineageFile) -> None:
+    """A store that has had a coordinator has one, or is told that it has none any more.  Raises ConfigError, OSError.
+
+    By itself it would count acks by another list than its peers, and nobody could take over from it.
+    """
+    joined = lineage.state.joined
+    if joined < 0 or config.coordinator.is_set:
+        return
+    if not config.coordinator.is_given_up:
+        raise ConfigError(
+            config.source,
+            0,
+            "haCoordinator",
+            f"it is not set, and this broker has had a coordinator, which gave epoch {joined}: give it the same line as"
+            " the other brokers of its name; to go on without a coordinator stop all of them, and give each"
+            " haCoordinator=none",
+        )
+    logger.warning("this broker goes on without a coordinator last_epoch=%d", joined)
+    lineage.update(joined=-1)
+
+
 class FollowedMaster:
     """Whom a slave follows: its log, and what its master keeps beside it.
 
@@ -282,8 +304,8 @@ class RoleKeeper:
         unfit_tables: Callable[[], str] = lambda: "",
     ) -> None:
         """`turn` is called once the broker has to be stopped and started again, `announce` when nameservers
-        have something to hear, `epoch_began` once an epoch has begun on a running master.  `unfit_tables` says why a
-        slave's tables are no master's.
+        have something to hear, `epoch_began` once an epoch has begun on a running master.  `unfit_tables` says why
+        a slave's tables are no master's.
         """
         self.role = opened.role
         self.lineage = opened.lineage

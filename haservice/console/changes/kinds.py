@@ -66,7 +66,7 @@ def _reinit(steps: WebSteps, admin: MQAdmin, namesrv: Sequence[str], asked: Chan
 
 
 def _forget(steps: WebSteps, admin: MQAdmin, namesrv: Sequence[str], asked: ChangeAsked) -> bool:
-    return forget_replica(steps, admin, namesrv, asked.name, asked.target)
+    return forget_replica(steps, admin, namesrv, asked.name, asked.target, force="force" in asked.options)
 
 
 def _pause(steps: WebSteps, admin: MQAdmin, namesrv: Sequence[str], asked: ChangeAsked) -> bool:
@@ -96,7 +96,12 @@ KINDS: Mapping[str, ChangeKind] = {
     ),
     "pause": ChangeKind("Pause of failover", "Pause failover", _pause, needs_target=False),
     "resume": ChangeKind("End of the pause", "Resume failover", _resume, needs_target=False),
-    "forget": ChangeKind("Forget", "Forget the replica", _forget),
+    "forget": ChangeKind(
+        "Forget",
+        "Forget the replica",
+        _forget,
+        (ChangeOption("force", "Do it all the same: lose what only it has (--force)", after_refusal=True),),
+    ),
 }
 
 

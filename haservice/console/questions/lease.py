@@ -45,7 +45,7 @@ def look_at_lease(admin: MQAdmin, name: str, seen: Sequence[Seen]) -> LeaseLook:
             return LeaseLook(place, trouble="no broker that answers lets this account read its haCoordinator")
         with desk:
             found = desk.see()
-            table = table_of(found, desk.lease_left_s())
+            table = table_of(name, found, desk.lease_left_s())
     except click.ClickException as error:
         return LeaseLook(place, trouble=error.format_message())
     except (CoordinatorError, HAServiceError, OSError) as error:

@@ -155,6 +155,11 @@ class LineageState:
         """Whether a master of that epoch gets no ack of ours any more, by what we sealed."""
         return self.sealed >= 0 and (epoch <= self.sealed or of_one_promotion(epoch, self.sealed))
 
+    def may_come(self, replica_id: str) -> bool:
+        """Not one that is on no list any more: it was forgotten, or another store has its address."""
+        listed = [each.replicas for each in self.members.lists if each.replicas]
+        return not listed or any(replica_id in each for each in listed)
+
 
 def without_its_log(state: LineageState, newest: int = -1) -> dict[str, Any]:
     """What changes before the log is emptied, or once it is found so, or found to be an older copy.  Until it reaches

@@ -110,8 +110,9 @@ class Greeter:
                 self._refusals.ended((slave.replica_id, outcome))
         elif self._refusals.ready((slave.replica_id, answer.outcome)):
             # A master that lost its end in a power cut takes it back from the slave by itself.
+            mends_itself = answer.verdict.again or answer.outcome is GreetingOutcome.AHEAD
             logger.log(
-                logging.WARNING if answer.outcome is GreetingOutcome.AHEAD else logging.ERROR,
+                logging.WARNING if mends_itself else logging.ERROR,
                 "a slave's log and ours do not go together peer=%s broker=%s outcome=%s reason=%s",
                 connection.peer,
                 slave.broker_addr,

@@ -448,8 +448,7 @@ class SlaveSession:
             self._backoff.succeeded()
         self._until_s = now_s + (pause_s if pause_s is not None else self._backoff.next_s())
         self._move(Event.LOST)
-        strerror = error.strerror if isinstance(error, OSError) else None
-        self.last_error = strerror or str(error)
+        self.last_error = (error.strerror if isinstance(error, OSError) else None) or str(error)
         if isinstance(error, LateHello):
             self._note_ours()
         if isinstance(error, GreetingRefused):
@@ -467,7 +466,7 @@ class SlaveSession:
         return AGAIN_S if wordless and self._unanswered <= WORDLESS_MAX else None
 
     def _told_trouble(self, error: Exception, now_s: float) -> Sequence[Action]:
-        # The first such end may be a cut; after a second one, the master refuses us.
+        # The first end without a word may be a cut; by the second one the master refuses us, which is told once.
         grave = isinstance(error, (ProtocolError, CommitLogError)) or self._unanswered > 1
         level = logging.ERROR if grave else logging.WARNING
         if isinstance(error, MasterClosed) and self._heard:
@@ -476,19 +475,20 @@ class SlaveSession:
             self._away_s = now_s if self._away_s is None else self._away_s
             if now_s < self._away_s + TURN_S:
                 return ()
-        if not self._throttle.ready(f"{self.address} {level} {type(error).__name__}", now_s):
+        is_told = isinstance(error, MasterClosed) and self._unanswered > 2
+        if is_told or not self._throttle.ready(f"{self.address} {level} {type(error).__name__}", now_s):
             return ()
         text = "link to master lost, trying again addr=%s offset=%d reason=%s"
         return (LogLine(level, text, (self.address, self._log.end, self.last_error)),)
 
     def _refused(self, error: GreetingRefused) -> Sequence[Action]:
-        """Says so once, until a greeting succeeds again.  A master takes its lost end back by itself."""
+        """Says so once, until a greeting succeeds again; as a WARNING what passes by itself."""
         assert self.address is not None
-        self.lineage = f"{REFUSED}{error}"
-        if (self.address, error.cause) in self._refusals or len(self._refusals) >= OURS_MAX:
+        self.lineage, told = f"{REFUSED}{error}", (self.address, error.cause)
+        if told in self._refusals or len(self._refusals) >= OURS_MAX:
             return ()
-        self._refusals.add((self.address, error.cause))
-        level = logging.WARNING if error.cause == Step.AHEAD.name else logging.ERROR
+        self._refusals.add(told)
+        level = logging.WARNING if error.again or error.cause == Step.AHEAD.name else logging.ERROR
         text = "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s"
         return (LogLine(level, text, (self.address, self._log.end, error)),)
 

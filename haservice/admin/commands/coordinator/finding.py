@@ -23,6 +23,7 @@ from haservice.admin.commands.dledger.group import check_no_group
 from haservice.admin.commands.ha.ask_brokers import ASK_S, gather
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.configuration.config import load_coordinator
+from haservice.configuration.coordinator_settings import NONE
 from haservice.coordination.addresses import CoordinatorPlace, Keys, place_of
 from haservice.coordination.desk import OperatorDesk
 from haservice.errors import ProtocolError, RemotingError
@@ -90,7 +91,7 @@ def desk_at(admin: MQAdmin, namesrv: Sequence[str], where: str, said: Coordinato
     Raises click.ClickException with what is missing.
     """
     config = load_coordinator(said.config) if said.config is not None else None
-    url = said.url or (config.address if config is not None else None)
+    url = said.url or (config.address if config is not None and config.is_set else None)
     if url is not None and said.cluster is not None and ":" not in where:
         return _desk(place_of(url), said.cluster, where, _keys(said, {}))
     try:
@@ -128,7 +129,7 @@ def desk_of(admin: MQAdmin, topology: Topology, said: CoordinatorSaid | None = N
     """The desk of these brokers; None if nobody says that they have a coordinator."""
     said = said or CoordinatorSaid(config=of_environment())
     config = load_coordinator(said.config) if said.config is not None else None
-    url = said.url or (config.address if config is not None else None)
+    url = said.url or (config.address if config is not None and config.is_set else None)
     told = told_by(admin, topology.ours)
     urls = {one["haCoordinator"] for one in told.values()}
     if url is None and len(urls) > 1:
@@ -162,7 +163,7 @@ def told_by(admin: MQAdmin, members: Iterable[Member]) -> dict[str, Mapping[str,
         if one.answers:
             with suppress(RemotingError, ProtocolError):  # it wants an account for that, or is just gone
                 config = admin.broker_config(one.addr, ASK_S)
-                if config.get("haCoordinator"):
+                if config.get("haCoordinator", NONE) not in ("", NONE):
                     found[one.addr] = config
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from haservice.admin.commands.coordinator.lease_verdict import FAILSAFE, is_read
 from haservice.admin.commands.ha.ha_questions import Seen
 from haservice.terminal.output import shown_addr
 
@@ -34,17 +35,47 @@ def lease_of(one: Seen) -> str | None:
 
 
 def lease_notes(seen: Sequence[Seen]) -> list[str]:
-    """Who holds the lease of each broker name; who does not take messages, or the lease that nobody has, and why."""
+    """Who holds the lease of each broker name; who does not take messages, or the lease that nobody has, and why.
+
+    Who holds it is told by a broker that reads the coordinator now.  What another one read last may be over.
+    """
     notes = []
     for name in dict.fromkeys(one.broker.name for one in seen):
         told = [one for one in seen if one.broker.name == name and one.info.get("leaseCoordinator")]
         if not told:
             continue
-        holder = next((at for one in told if (at := one.info.get("leaseMaster"))), "")
-        by = told[0].info["leaseCoordinator"]
-        notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
-        for one in told:
-            why = one.info.get("leaseWhyNot", "")
-            if why and (not holder or not one.is_slave):
-                notes.append(f"{name} at {shown_addr(one.broker.addr)} is not the master: {why}")
+        reading = [one for one in told if is_read(one)]
+        holder = next((at for one in reading if (at := one.info.get("leaseMaster"))), "")
+        itself = next((one for one in told if holder and holder.split()[0] == one.broker.addr), None)
+        by = (reading or told)[0].info["leaseCoordinator"]
+        if not reading:
+            notes.append(f"{name}: no broker that answers can read {by}, so nobody can take the lease now.")
+        elif itself is not None and (why := itself.info.get("leaseWhyNot", "")):
+            notes.append(f"{name}: {_not_as_read(holder, itself)}, by {by}: {why}")
+        else:
+            itself = None
+            notes.append(f"{name}: {holder or 'nobody'} holds the lease, by {by}.")
+        notes += [note for one in told if one is not itself and (note := _note(one, holder))]
     return notes
+
+
+def _not_as_read(holder: str, one: Seen) -> str:
+    """Of a master that cannot say that it holds the lease, which was its own when the coordinator was read last."""
+    left_s = seconds_left(one)
+    if left_s is None or left_s <= 0:
+        return f"{holder} held the lease when that was last read, and takes no messages now"
+    return f"{holder} held the lease when that was last read, and takes messages for {left_s:.1f} s yet"
+
+
+def _note(one: Seen, holder: str) -> str:
+    """What is to be told of one broker; "" if nothing is."""
+    who, why = f"{one.broker.name} at {shown_addr(one.broker.addr)}", one.info.get("leaseWhyNot", "")
+    trouble = one.info.get("leaseTrouble", "")
+    if one.is_slave:
+        return f"{who} is not the master: {why}" if why and not holder else ""
+    if one.info.get("leaseServesBy") == FAILSAFE:
+        return f"{who} serves by failsafe, for its slaves promise to take no lease: {trouble or why}"
+    if why:
+        serves = (seconds_left(one) or 0.0) > 0
+        return f"{who} {'serves without a lease' if serves else 'is not the master'}: {why}"
+    return f"{who} cannot use the coordinator: {trouble}" if trouble else ""

@@ -92,7 +92,9 @@ def pause_by(report: StepLog, admin: MQAdmin, namesrv: Sequence[str], where: str
     """As the commands, but shown and asked first.  Raises click.ClickException, HAServiceError."""
     with desk_at(admin, namesrv, where, CoordinatorSaid(config=of_environment())) as desk:
         seen = desk.see()
-        report.table("members", f"{desk.name} by {desk.place}", table_of(seen, desk.lease_left_s()))
+        report.table(
+            "members", f"{desk.name} by {desk.place}", table_of(desk.name, seen, desk.lease_left_s())
+        )
         if paused:
             report.line(
                 f"Nobody becomes the master of {desk.name} by himself any more, also if the master dies."

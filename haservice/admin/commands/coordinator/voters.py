@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import click
 
-from haservice.admin.commands.coordinator.ha_list import acks_text, shown, table_of
+from haservice.admin.commands.coordinator.ha_list import acks_text, shown, table_of, unleased
 from haservice.admin.commands.ha.role_steps import StepLog
-from haservice.admin.commands.ha.topology import SHORT_ID, Member
-from haservice.coordination.desk import OperatorDesk, why_not_forgotten
-from haservice.terminal.output import counted, shown_addr
+from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology
+from haservice.coordination.desk import OperatorDesk, why_not_forgotten, why_refused
+from haservice.terminal.output import and_text, counted, shown_addr
 
 
-def forget_voter(report: StepLog, desk: OperatorDesk, named: str, ids: Sequence[str]) -> bool:
-    """While nobody is the master.  `ids` are the replicas that `named` means by the brokers' lists.
+def forget_voter(
+    report: StepLog,
+    desk: OperatorDesk,
+    before: Topology,
+    named: str,
+    ids: Sequence[str],
+    check_gone: Callable[[str], None],
+) -> bool:
+    """While nobody is the master.  `ids` are the replicas that `named` means by the brokers' lists; `check_gone` raises
+    click.ClickException if a broker still hears that one.
 
     Raises click.ClickException, HAServiceError.
     """
     seen = desk.see()
-    report.table("members", f"{desk.name} by {desk.place}", table_of(seen, None))
+    report.table("members", f"{desk.name} by {desk.place}", table_of(desk.name, seen, None, before))
     found = sorted(
         {one for one in seen.voters.ids if one in ids or (":" not in named and one.startswith(named))}
     )
@@ -30,7 +38,16 @@ def forget_voter(report: StepLog, desk: OperatorDesk, named: str, ids: Sequence[
         raise click.ClickException(f"{said} {named}; voters are: {known}\n  say the beginning of its id")
     (gone,) = found
     if why := why_not_forgotten(seen, gone):
-        raise click.ClickException(why)
+        way = f"\n  mqadmin failover -b {desk.name} writes them anew" if why_refused(seen) else ""
+        raise click.ClickException(f"{why}{way}")
+    check_gone(gone)
+    if serving := unleased(seen, before):
+        raise click.ClickException(
+            f"{and_text([one.where for one in serving])} takes messages as the master of {desk.name}, without a lease:"
+            " it may count the acks of every voter\n"
+            "  once it reaches the coordinator again, it takes a silent voter out by itself; its log says why it does"
+            " not"
+        )
     who = f"Replica {gone[:SHORT_ID]}"
     report.line(f"{who} leaves the voters of {desk.name}: nobody waits any more to hear of its log.")
     if seen.voters.needed:
@@ -44,7 +61,7 @@ def forget_voter(report: StepLog, desk: OperatorDesk, named: str, ids: Sequence[
     report.go_on((gone, sorted(seen.voters.ids), seen.epoch))
     desk.forget(gone)
     after = desk.see()
-    report.table("after", f"{desk.name} after", table_of(after, None))
+    report.table("after", f"{desk.name} after", table_of(desk.name, after, None, before))
     report.line(f"{who} is forgotten.  {acks_text(after)}")
     report.end(brokerName=desk.name, replicaId=gone, complete=True)
     return True

@@ -69,6 +69,20 @@ def _name(one: Seen) -> str:
     return f"{one.info.get('dLegerSelfId') or one.replica_id} ({shown_addr(one.broker.addr)})"
 
 
+def start_text(group: Sequence[Seen]) -> str:
+    """Says to start those that do not answer, by the addresses at which members reach each other; "" if all do, or if
+    somebody leads.
+    """
+    there = {_key(one, "dLegerSelfId") or one.replica_id for one in group}
+    peers = (one.partition("-") for one in sorted(parts_of(_key(group[0], "dLegerPeers"))))
+    away = [f"{addr} ({name})" for name, _, addr in peers if addr and name not in there]
+    return "" if not away or any(_key(one, "dLegerLeaderId") for one in group) else f"start {and_text(away)}"
+
+
+def _key(one: Seen, key: str) -> str:
+    return one.info.get(key) or one.settings.get(key, "")
+
+
 def followers(leader: Seen, seen: Sequence[Seen] | None) -> Iterator[Finding]:
     """What is wrong with those that have to follow.  Without a majority of them the leader leaves office by itself.
 
@@ -78,7 +92,9 @@ def followers(leader: Seen, seen: Sequence[Seen] | None) -> Iterator[Finding]:
         broker = None if seen is None else _broker_of(link.replica_id or "", seen)
         said = f"; its broker{_answer(broker)}" if seen is not None else ""
         if not link.in_sync:
-            text = f"{member_name(link)}: {link.reason or 'is not level'}{said}"
+            gone = broker is None or not broker.is_alive
+            help = f"; start {shown_addr(link.addr)}" if seen is not None and gone else ""
+            text = f"{member_name(link)}: {link.reason or 'is not level'}{said}{help}"
             yield Finding(Severity.WARNING, "MEMBER NOT LEVEL", text)
         elif seen is not None and (broker is None or not broker.is_alive):
             text = f"{member_name(link)} is level, and no client reaches it{said}"

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import click
 
+from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.ha.replicas import with_listed
+from haservice.admin.commands.ha.replicas import replica_text, why_here, with_listed
 from haservice.admin.commands.ha.topology import SILENT, Count, KnownMaster, Loss, Member, Topology
 from haservice.broker.roles.peer_repair import Fetch, edge_at_or_below, whole_records
 from haservice.broker.roles.rules import given_of, last_heard, lineage_of, members_of
@@ -30,7 +31,7 @@ from haservice.replication.lineage.epochs import Epoch, LogSpan
 from haservice.replication.lineage.membership import REPLICAS_MAX
 from haservice.terminal.explain import advise, explain
 from haservice.terminal.options import address, is_address
-from haservice.terminal.output import and_text, echo, echo_line, shown_addr
+from haservice.terminal.output import and_text, echo, echo_line, human_seconds, shown_addr
 
 # A reachable broker answers in milliseconds.
 ASK_S = 2.0
@@ -152,6 +153,24 @@ class Listed(NamedTuple):
 
     addrs: Mapping[str, int]
     names: frozenset[str] | None
+
+
+def why_alive(admin: MQAdmin, topology: Topology, replica_id: str) -> str:
+    """Where a replica answers, or which broker still has a connection of it: then its process is frozen, or cut off
+    from here, and its acks go on making OKs.  "" if nobody hears it.
+    """
+    if why := why_here(topology, replica_id):
+        return why
+    for one in topology.ours:
+        status = admin.ha_status(one.addr)
+        if status is None or all(link.replica_id != replica_id for link in status.ha_connection_info):
+            continue
+        seen_ms = one.seen.get(replica_id, 0)
+        ago = human_seconds(max(0, wall_clock_ms() - seen_ms) / 1000)
+        heard = f", and was heard {ago} ago" if seen_ms else ""
+        who = replica_text(topology, replica_id)
+        return f"{who} does not answer, but still holds a connection to {one.where}{heard}"
+    return ""
 
 
 def listed_addrs(

@@ -16,16 +16,18 @@ from commitlog.errors import CommitLogError
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.commands.ha.findings import (
+    COLOURS,
     CheckLimits,
     Finding,
     NameFigures,
     NameVerdict,
     Severity,
+    nagios_lines,
+    result_object,
     worst,
 )
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Failure, Seen, look, take_all
 from haservice.admin.commands.ha.verdict import verdicts_of
-from haservice.admin.commands.ha.verdict_text import COLOURS, nagios_lines, result_object
 from haservice.errors import HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
 from haservice.remoting.codes import RequestCode

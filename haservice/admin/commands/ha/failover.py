@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.coordinator.by_request import fail_over_by
+from haservice.admin.commands.coordinator.by_request import best, check_nobody_serves, fail_over_by
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.dledger.by_force import lead_by_force
 from haservice.admin.commands.ha.ask_brokers import count, fetcher, gather, member_of
@@ -51,7 +51,7 @@ from haservice.admin.commands.ha.role_steps import (
 )
 from haservice.admin.commands.ha.topology import Count, Loss, Member, Topology, damage_text
 from haservice.admin.commands.ha.topology_text import bound_text, late_beginnings, loss_text
-from haservice.coordination.desk import OperatorDesk
+from haservice.coordination.desk import OperatorDesk, why_refused
 from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import (
@@ -80,9 +80,8 @@ TIMEOUT_S = 30.0
     "--to",
     "to",
     metavar="ADDR",
-    required=True,
     callback=address_callback,
-    help="Who is to be the master.",
+    help="Who is to be the master; with a coordinator else who has most.",
 )
 @click.option("--force", is_flag=True, help="Even if that loses messages, or if nobody knows.")
 @click.option(
@@ -97,7 +96,7 @@ TIMEOUT_S = 30.0
 def failover(
     namesrv: tuple[str, ...],
     where: str,
-    to: str,
+    to: str | None,
     force: bool,
     role: str | None,
     timeout_s: float,
@@ -125,6 +124,8 @@ def failover(
 
     Brokers with haCoordinator fail over by themselves.  Where they do not, because failover is paused, or
     something may be lost, this asks for it in etcd or ZooKeeper; mqadmin haList says of each broker why not.
+    If etcd or ZooKeeper was emptied, or restored from a backup, nobody believes it: this begins anew there, with
+    the longest log of all that are connected.  Start all brokers first.
     The members of a DLedger group elect their master.  Where too few of them are whole to do so, and the others
     are gone for good, --force begins without these: it says who is silent, and what may be lost.
     """
@@ -142,7 +143,7 @@ def fail_over(
     admin: MQAdmin,
     namesrv: Sequence[str],
     where: str,
-    to: str,
+    to: str | None,
     *,
     force: bool = False,
     role: str | None = None,
@@ -150,9 +151,14 @@ def fail_over(
     said: CoordinatorSaid | None = None,
 ) -> bool:
     """Shows, asks, tells, waits; returns whether all is in place.  Raises click.ClickException, HAServiceError."""
-    before = gather(admin, where, namesrv, (to,))
-    if before.group:
+    before = gather(admin, where, namesrv, () if to is None else (to,))
+    if before.group and to is not None:
         return lead_by_force(report, admin, namesrv, before, to, timeout_s, force=force)
+    if before.group:
+        raise click.UsageError(
+            "the members of a group elect their master; where they cannot, --to ADDR says which of them begins, by"
+            f" --force: mqadmin haStatus -b {before.name} shows how far each log is"
+        )
     if (desk := desk_of(admin, before, said)) is not None:
         if role is not None:
             raise click.UsageError(
@@ -160,6 +166,11 @@ def fail_over(
             )
         with desk:
             return _by_coordinator(report, admin, namesrv, desk, before, to, timeout_s, force=force)
+    if to is None:
+        raise click.UsageError(
+            f"who is to be the master?  Say --to ADDR: without a coordinator nobody else may choose; mqadmin haStatus"
+            f" -b {before.name} shows how far each log is"
+        )
     while True:
         report.show("before", before)
         candidate = failover_candidate(before, to)
@@ -225,18 +236,24 @@ def _by_coordinator(
     namesrv: Sequence[str],
     desk: OperatorDesk,
     before: Topology,
-    to: str,
+    to: str | None,
     timeout_s: float,
     *,
     force: bool,
 ) -> bool:
     report.show("before", before)
+    seen = desk.see()
+    check_nobody_serves(desk, seen, before)
+    if to is None:
+        to = best(desk, seen).broker_addr
     candidate = failover_candidate(before, to)
     loss = before.loss(candidate.addr)
     counted = count(fetcher(admin), loss)
     lines = cost(before, candidate, loss, counted)
     rotten = only_copy_is_damaged(before, candidate)
     reasons = [one for one in (loss_text(loss, counted) if loss.size != 0 else "", rotten) if one]
+    if why_refused(seen):  # the voters are gone with it; the brokers' own lists say who may have an OK
+        reasons += [one for one in (unsafe(before, candidate), stock_ahead(before, candidate)) if one]
     return fail_over_by(
         report, admin, namesrv, desk, before, candidate, lines, reasons, timeout_s, force=force
     )

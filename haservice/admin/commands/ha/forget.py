@@ -13,8 +13,8 @@ from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.coordinator.voters import forget_voter
 from haservice.admin.commands.dledger.group import check_no_group
-from haservice.admin.commands.ha.ask_brokers import gather
-from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text
+from haservice.admin.commands.ha.ask_brokers import gather, why_alive
+from haservice.admin.commands.ha.replicas import named_replicas, only_here, replica_text, why_here
 from haservice.admin.commands.ha.role_steps import (
     LOOK_AGAIN_S,
     TELL_S,
@@ -26,11 +26,12 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import SHORT_ID, Member, Topology, last_seen_text
+from haservice.admin.commands.ha.topology_text import failover_text
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import ForgetHeader
 from haservice.terminal.options import command, format_option, namesrv_option
-from haservice.terminal.output import Column, Table, human_seconds, shown_addr
+from haservice.terminal.output import Column, Table, shown_addr
 
 # The master gives its slaves the new list at once: they connect again for it.
 KNOWN_S = 3.0
@@ -41,6 +42,7 @@ KNOWN_S = 3.0
 @name_option
 @click.option("--replica", "option", metavar="ADDR|ID", help="Its address, or the beginning of its id.")
 @click.argument("replica", required=False)
+@click.option("--force", is_flag=True, help="Even if it may have the only copy of acknowledged messages.")
 @yes_option
 @coordinator_options
 @format_option
@@ -49,6 +51,7 @@ def forget(
     where: str,
     option: str | None,
     replica: str | None,
+    force: bool,
     yes: bool,
     said: CoordinatorSaid,
     output_format: str,
@@ -68,6 +71,9 @@ def forget(
     follows, and cuts what its master does not have (kept under cut/).  If there is no master yet, mqadmin
     failover --to it needs no --force if it has everything that the answering brokers have.
 
+    It asks for --force while no master answers, or the master refuses writes, if too few others answer to know of
+    every acknowledged message without that replica.
+
     Of brokers with haCoordinator it also leaves the voters in etcd or ZooKeeper, if there is no master: then the
     others need not hear of it any more.  A master takes silent voters out by itself.
     """
@@ -76,7 +82,7 @@ def forget(
         raise click.UsageError("which replica?  Say its address, or the beginning of its id")
     report = StepLog(output_format, yes)
     with report, MQAdmin(namesrv) as admin:
-        done = forget_replica(report, admin, namesrv, where, named, said)
+        done = forget_replica(report, admin, namesrv, where, named, said, force=force)
     if not done:
         sys.exit(1)
 
@@ -88,6 +94,8 @@ def forget_replica(
     where: str,
     named: str,
     said: CoordinatorSaid | None = None,
+    *,
+    force: bool = False,
 ) -> bool:
     """Shows, asks, tells, waits; returns whether it is forgotten.  Raises click.ClickException, HAServiceError."""
     before = gather(admin, where, namesrv)
@@ -100,18 +108,29 @@ def forget_replica(
     if (desk := desk_of(admin, before, said)) is not None:
         with desk:
             if desk.see().master is None:
-                return forget_voter(report, desk, named, named_replicas(before, named))
+                ids = named_replicas(before, named)
+                return forget_voter(
+                    report, desk, before, named, ids, lambda gone: check_gone(admin, before, gone)
+                )
     gone = replica_to_forget(before, named)
     told = who_is_told(before, gone)
-    check_not_connected(admin, before, gone, told)
+    check_gone(admin, before, gone)
     who = replica_text(before, gone)
     report.line(f"{who} is removed from the list of replicas: what only it has is lost, acknowledged or not.")
     report.line("Promotions no longer need its answer.")
     report.line("A master that refuses writes until it answers no longer waits for it.")
-    for line in only_here(before, gone):
+    costs = only_here(before, gone)
+    for line in costs:
         report.line(line)
+    if costs and not force:
+        where = shown_addr(before.replicas.replicas.get(gone) or "it")
+        raise click.ClickException(
+            f"refused: {who} may have acknowledged messages that no other broker has\n"
+            f"  start {where}, unless it is lost for good\n"
+            "  --force forgets it all the same"
+        )
     report.line(f"Brokers that are told: {', '.join(one.where for one in told)}.")
-    report.go_on((gone, [one.addr for one in told], only_here(before, gone)))
+    report.go_on((gone, [one.addr for one in told], costs))
     for one in told:
         with report.telling(admin, before.name, one):
             header = ForgetHeader(gone).encode()
@@ -153,13 +172,10 @@ def replica_to_forget(topology: Topology, named: str) -> str:
     if gone == topology.replicas.master and not topology.masters:
         raise click.ClickException(
             f"{who} is the master of {topology.name} by the list: no broker waits for it\n"
-            f"  mqadmin failover -b {topology.name} --to ADDR makes a slave the master; then it can be forgotten"
+            f"  {failover_text(topology)} makes a slave the master; then it can be forgotten"
         )
-    for one in topology.members:
-        if gone in (one.replica_id, one.listed_as) and (one.answers or one.lives):
-            raise click.ClickException(
-                f"{who} is alive: {one.state}\n  stop it first; it would be on the list again at once"
-            )
+    if why := why_here(topology, gone):
+        raise click.ClickException(f"{why}\n  stop it first; it would be on the list again at once")
     return gone
 
 
@@ -178,18 +194,11 @@ def who_is_told(topology: Topology, gone: str) -> Sequence[Member]:
     return [one for one in masters or topology.ours if gone in one.named]
 
 
-def check_not_connected(admin: MQAdmin, topology: Topology, gone: str, told: Sequence[Member]) -> None:
-    """Raises click.ClickException if it still has a connection: its process is frozen, or cut off."""
-    for one in told:
-        status = admin.ha_status(one.addr)
-        if status is None or all(link.replica_id != gone for link in status.ha_connection_info):
-            continue
-        seen_ms = one.seen.get(gone, 0)
-        ago = human_seconds(max(0, wall_clock_ms() - seen_ms) / 1000)
-        heard = f", and was heard {ago} ago" if seen_ms else ""
+def check_gone(admin: MQAdmin, topology: Topology, gone: str) -> None:
+    """Raises click.ClickException, which says who hears it, unless nobody does."""
+    if why := why_alive(admin, topology, gone):
         raise click.ClickException(
-            f"{replica_text(topology, gone)} does not answer, but still holds a connection to {one.where}{heard}\n"
-            "  its process runs, frozen perhaps: stop it first, then forget it"
+            f"{why}\n  its process runs, frozen perhaps: stop it first, then forget it"
         )
 
 

@@ -22,11 +22,10 @@ import click
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.coordinator.lease_text import lease_notes, lease_of, seconds_left
-from haservice.admin.commands.ha.findings import NameVerdict, Severity, worst
+from haservice.admin.commands.ha.findings import NameVerdict, Severity, show_verdicts, worst
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, lists_of, take
 from haservice.admin.commands.ha.topology import SHORT_ID, damage_text, seen_text
 from haservice.admin.commands.ha.verdict import verdicts_of
-from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.broker.roles.rules import last_heard
 from haservice.errors import RemotingError

@@ -212,9 +212,9 @@ def start_master(topology: Topology) -> list[str]:
 def only_here(topology: Topology, gone: str) -> list[str]:
     """Warns that a replica to be forgotten may hold the only copy of acknowledged messages; lines, or none.
 
-    While a master answers, the master has them all.
+    While a master answers and takes writes, it has them all.
     """
-    if topology.masters:
+    if any(not one.held for one in topology.masters):
         return []
     heard = [one.replica_id for one in topology.ours if (one.end or 0) >= one.whole_from]
     members = has_to_be_heard(topology.replicas, gone, heard)
@@ -299,6 +299,14 @@ def named_replicas(topology: Topology, named: str) -> Sequence[str]:
     if is_address(named):
         return [one for one, addr in replicas.items() if addr == address(named)]
     return [one for one in replicas if named and one.startswith(named.lower())]
+
+
+def why_here(topology: Topology, replica_id: str) -> str:
+    """Where a replica answers, or its host does; "" if nowhere."""
+    for one in topology.members:
+        if replica_id in (one.replica_id, one.listed_as) and (one.answers or one.lives):
+            return f"{replica_text(topology, replica_id)} is alive: {one.state}"
+    return ""
 
 
 def replica_text(topology: Topology, replica_id: str) -> str:

@@ -14,7 +14,7 @@ import click
 from haservice.admin.calls import MQAdmin
 from haservice.admin.commands.ha.ask_brokers import ask, gather, table_at
 from haservice.admin.commands.ha.topology import Member, Topology
-from haservice.admin.commands.ha.topology_text import table_of
+from haservice.admin.commands.ha.topology_text import start_text, table_of
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, HAServiceError, ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID, ClusterInfo
@@ -265,7 +265,7 @@ def _commands(name: str, *, group: bool) -> str:
 def refuse(text: str, members: Sequence[Member]) -> NoReturn:
     """Raises click.ClickException: `text`, then what each of `members` said, and what helps."""
     said = [f"{one.where}: {one.state}" for one in members]
-    advice = dict.fromkeys(one.advice for one in members if one.advice)
+    advice = dict.fromkeys(one for one in (*(one.advice for one in members), start_text(members)) if one)
     raise click.ClickException("\n  ".join([text, *said, *advice]))
 
 

@@ -17,7 +17,11 @@ from collections.abc import Sequence
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.coordinator.by_request import switch_over_by, withdraw_by
+from haservice.admin.commands.coordinator.by_request import (
+    nothing_to_hand_over,
+    switch_over_by,
+    withdraw_by,
+)
 from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordinator_options, desk_of
 from haservice.admin.commands.dledger.group import check_no_group, hand_over
 from haservice.admin.commands.ha.ask_brokers import ask, gather
@@ -41,7 +45,7 @@ from haservice.admin.commands.ha.role_steps import (
     yes_option,
 )
 from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
-from haservice.admin.commands.ha.topology_text import late_beginnings
+from haservice.admin.commands.ha.topology_text import failover_text, late_beginnings, start_text
 from haservice.broker.roles.rules import next_number
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
@@ -149,10 +153,16 @@ def switch_over(
         if not_before_ms:
             raise no_coordinator(before, "--at")
         return hand_over(report, admin, namesrv, before, to, timeout_s)
+    desk = desk_of(admin, before, said)
+    if desk is not None and not before.masters:
+        check_at_rest(before)
+        check_told(before)
+        with desk:
+            raise click.ClickException(nothing_to_hand_over(desk, desk.see()))
     master, target = switchover_pair(before, to)
     slaves = successors(before, master, target)
     notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)
-    if (desk := desk_of(admin, before, said)) is not None:
+    if desk is not None:
         with desk:
             return switch_over_by(
                 report, admin, namesrv, desk, before, target, notes, timeout_s, not_before_ms
@@ -236,7 +246,7 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
         said = "".join(f"\n  {shown_addr(one.addr)}: {one.trouble}" for one in silent)
         raise click.ClickException(
             f"{name} has no master that answers{said}\n"
-            f"  mqadmin failover -b {name} --to ADDR makes a slave the master after a death"
+            f"  {failover_text(topology)} makes a slave the master after a death"
         )
     if len(masters) > 1:
         both = and_text([shown_addr(one.addr) for one in masters])
@@ -253,8 +263,10 @@ def switchover_pair(topology: Topology, to: str | None) -> tuple[Member, Member 
     slaves = [one for one in topology.ours if one is not master]
     if to is None:
         if not slaves:
+            help = start_text(topology.members)
             raise click.ClickException(
                 f"{name} has no slave that could take over: {_others(topology, master)}"
+                + (f"\n  {help}" if help else "")
             )
         return master, None
     target = topology.member(to)

@@ -416,7 +416,9 @@ class Topology:
         number, addr = self.registered
         epochs = [one.last_epoch for one in self.ours if one.last_epoch is not None]
         same = [epoch for epoch in epochs if of_one_promotion(epoch.number, number)]
-        known = self.addrs_by_id
+        known, there = self.addrs_by_id, self.member(addr)
+        if there is not None and there.last_epoch is not None and there.last_epoch.number == number:
+            return ""  # it answers, and knows that epoch itself
         if number < 0 or any(epoch.number > number and epoch not in same for epoch in epochs):
             return ""
         if any(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from haservice.admin.commands.ha.topology import SHORT_ID, SYNC_MASTER, Count, Loss, Member, Topology
-from haservice.terminal.output import Column, Table, human_bytes, local_second, shown_addr
+from haservice.terminal.output import Column, Table, and_text, human_bytes, local_second, shown_addr
 
 
 def lost_text(size: int | None) -> str:
@@ -74,6 +74,18 @@ def loss_text(loss: Loss, counted: Count) -> str:
         f"{human_bytes(loss.size)} with {counted.text()} would be lost, "
         f"offsets {loss.begin} to {loss.end} of the log"
     )
+
+
+def failover_text(topology: Topology) -> str:
+    """The command that makes the slave with the longest log the master."""
+    best = topology.furthest
+    return f"mqadmin failover -b {topology.name} --to {'ADDR' if best is None else shown_addr(best.addr)}"
+
+
+def start_text(members: Collection[Member]) -> str:
+    """Says to start those that do not answer at all; "" if there are none."""
+    gone = [shown_addr(one.addr) for one in members if one.addr and not one.answers and not one.lives]
+    return f"start {and_text(gone)}, and repeat the command" if gone else ""
 
 
 def late_beginnings(topology: Topology, candidates: Collection[Member]) -> list[str]:

@@ -18,28 +18,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from haservice.admin.commands.coordinator import lease_verdict
 from haservice.admin.commands.dledger.judging import (
     differing,
     followers,
     good_leader,
     member_name,
     no_leader,
+    start_text,
     troubles_of,
 )
-from haservice.admin.commands.ha.findings import CheckLimits, Finding, NameFigures, NameVerdict, Severity
+from haservice.admin.commands.ha import settings_verdict
+from haservice.admin.commands.ha.findings import (
+    DISK_CRITICAL,
+    DISK_WARNING,
+    CheckLimits,
+    Finding,
+    NameFigures,
+    NameVerdict,
+    Severity,
+)
 from haservice.admin.commands.ha.ha_questions import Seen, lists_of
-from haservice.admin.commands.ha.topology import promise_parts
 from haservice.broker.roles.rules import last_heard
-from haservice.configuration.settings import BrokerRole
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
 from haservice.terminal.output import and_text, counted, human_bytes, human_seconds, local_second, shown_addr
 
 # A slave that heard its master so recently has one: 2 of its heartbeats.
 HEARD_MS = 10_000
-# Above these RocketMQ deletes files at once, and refuses writes.
-DISK_WARNING = 0.85
-DISK_CRITICAL = 0.90
 # Of slaves whose lag in seconds nobody knows: haSlaveFallbehindMax, and a quarter of it.
 LAG_WARNING_BYTES = 64 * 1024 * 1024
 LAG_CRITICAL_BYTES = 256 * 1024 * 1024
@@ -66,10 +72,6 @@ def verdicts_of(
         for members in names.values()
     ]
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
-
-
-# In a broker's runtime table: brokerRole as its properties file has it by now.
-IN_FILE = "brokerRoleInFile"
 
 
 def where(one: Seen) -> str:
@@ -118,12 +120,13 @@ class _Judge:
         if len(self.masters) == 1:
             found = list(self._of_master(self.masters[0]))
             figures = figures._replace(**self._replication_figures(self.masters[0]))
-            found += self._differing_promises(self.masters[0])
+            found += settings_verdict.differing_promises(self.masters[0], self.seen)
             good = self._good(self.masters[0], figures)
         elif self.masters:
             found, good = [self._two_masters()], ""
         elif self.alone and self.slaves:
             found, good = list(self._link_of(self.slaves[0])), f"{where(self.slaves[0])} {self._follows()}"
+            found += lease_verdict.of_slave(self.slaves[0])
         else:
             found, good = [self._no_master()], ""
         found += [trouble for one in self.slaves for trouble in self._troubles(one)]
@@ -142,7 +145,7 @@ class _Judge:
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {one.why_silent}" for one in self.silent])
         if self.group:
-            return no_leader(self.group, gone)
+            return no_leader(self.group, "; ".join(filter(None, (gone, start_text(self.group)))))
         if not self.slaves:
             return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
@@ -162,7 +165,25 @@ class _Judge:
             for one in self.slaves
             if (why := one.info.get("leaseWhyNot"))
         )
-        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}{waits}")
+        ways = self._ways_to_a_master()
+        return Finding(Severity.CRITICAL, "NO MASTER", f"sends fail{since}; {reads}{missing}{waits}{ways}")
+
+    def _ways_to_a_master(self) -> str:
+        """What makes sends succeed again, to end a sentence; stock slaves take no command."""
+        ours = [one for one in self.slaves if one.lineage is not None]
+        if not ours:
+            return ""
+        name = ours[0].broker.name
+        if any("leaseCoordinator" in one.info for one in ours):
+            starts = [f"start {where(one)} again" for one in self.silent]
+            return "; " + ", ".join([*starts, f"mqadmin haList -b {name} says who may become it"])
+        listed = lists_of(ours)[name]
+        last = listed.replicas.get(listed.master, "")
+        again = f"start {shown_addr(last)}, the last master, again, or " if self._is_silent(last) else ""
+        return f"; {again}{_failover_to(_furthest(ours))} makes {where(_furthest(ours))} the master"
+
+    def _is_silent(self, addr: str) -> bool:
+        return any(one.broker.addr == addr for one in self.silent)
 
     def _hears_its_master(self, slave: Seen) -> bool:
         client = slave.status.ha_client_runtime_info if slave.status is not None else None
@@ -181,7 +202,7 @@ class _Judge:
             of_one_promotion(one, epochs[-1]) for one in epochs[:-1]
         )
         fate = (
-            "choose one with mqadmin failover"
+            f"choose one: {_failover_to(_furthest(self.masters))} takes the one whose log goes further"
             if rivals and not self.group
             else "the older one gives way once it hears of the other"
         )
@@ -204,45 +225,11 @@ class _Judge:
         if alarm := master.info.get("leaseAlarm"):
             yield Finding(Severity.WARNING, "MASTER AFTER A POWER CUT", f"{where(master)}: {alarm}")
         yield from self._registration(master)
-        yield from self._unlike_file(master)
+        if master not in self.group:
+            yield from settings_verdict.unlike_file(master, self.slaves)
         yield from self._troubles(master)
+        yield from lease_verdict.of_master(master, self.slaves)
         yield from self._replication(master)
-
-    def _unlike_file(self, master: Seen) -> Iterator[Finding]:
-        """A properties file that asks for another kind of master than the one that serves.
-
-        The master's own file counts, unless it makes that broker a slave: then those of the others.
-        """
-        own, role = master.info.get(IN_FILE, ""), master.role
-        kinds = {"ASYNC_MASTER", "SYNC_MASTER"}
-        asking = [master] if own in kinds else self.slaves
-        for one in asking:
-            wanted = one.info.get(IN_FILE, "")
-            if wanted in kinds and role in kinds and wanted != role and master not in self.group:
-                text = (
-                    f"{where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {where(one)}"
-                    f" says brokerRole={wanted}: mqadmin switchover -b {master.broker.name} --role {wanted} makes it"
-                    f" one at once, or write {role} into that file"
-                )
-                yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
-
-    def _differing_promises(self, master: Seen) -> Iterator[Finding]:
-        """Keys with another value at a SYNC_MASTER than at a broker that may take over: roles move, they do not."""
-        if master.lineage is None or master.lineage.role != BrokerRole.SYNC_MASTER.value:
-            return
-        for key in ("inSyncReplicas", "haReadMark"):
-            at: dict[str, list[str]] = {}
-            for one in self.seen:
-                told = promise_parts(one.lineage.promise) if one.lineage is not None else {}
-                if key in told:
-                    at.setdefault(told[key], []).append(where(one))
-            if len(at) > 1:
-                said = ", ".join(f"{value} at {and_text(sorted(who))}" for value, who in sorted(at.items()))
-                text = (
-                    f"{key} is {said}: a failover changes what producers and consumers can rely on;"
-                    f" write one {key} into all files, and start these brokers again"
-                )
-                yield Finding(Severity.WARNING, "BROKERS DIFFER", text)
 
     def _registration(self, master: Seen) -> Iterator[Finding]:
         """Whether clients find it."""
@@ -296,7 +283,7 @@ class _Judge:
             why = (
                 f": {'; '.join(troubles)}"
                 if troubles
-                else ": none is known"
+                else ": none is known, start one"
                 if self._known(master) == 0
                 else ""
             )
@@ -374,8 +361,10 @@ class _Judge:
         listed = lists_of(self.seen).get(master.broker.name)
         replicas = dict(listed.replicas) if listed is not None else {}
         slaves = listed.slaves if listed is not None else frozenset[str]()
-        for replica_id in sorted((slaves | set(told)) - connected) if master.status is not None else ():
-            yield self._why_away(replica_id, replicas.get(replica_id, ""), told.get(replica_id))
+        # Of two lists that were made in one epoch the other one may have this master for a slave.
+        away = (slaves | set(told)) - connected - {master.replica_id}
+        for replica_id in sorted(away) if master.status is not None else ():
+            yield self._why_away(master, replica_id, replicas.get(replica_id, ""), told.get(replica_id))
         on_list = {replicas[one] for one in slaves if replicas.get(one)}
         others = [one for one in self.seen if one.is_slave and one.broker.addr not in on_list]
         for one in others:
@@ -390,21 +379,26 @@ class _Judge:
                 named = and_text([where(one) for one in stock])
                 yield f"{named} {'is' if len(stock) == 1 else 'are'} registered and not connected{because}"
 
-    def _why_away(self, replica_id: str, addr: str, told: Seen | None) -> str:
+    def _why_away(self, master: Seen, replica_id: str, addr: str, told: Seen | None) -> str:
         """Of a slave on the list that is not connected to its master."""
         who = (
             shown_addr(addr or told.broker.addr if told is not None else addr) or f"replica {replica_id[:8]}"
         )
         if told is not None:
             client = told.status.ha_client_runtime_info if told.status is not None else None
-            return (
-                f"{who} runs and does not follow: {(client and client.last_error) or 'it is not connected'}"
-            )
+            why = (client and client.last_error) or "it is not connected"
+            help = f"; {_failover_to(master)} begins one that it follows" if _are_rivals(master, told) else ""
+            return f"{who} runs and does not follow: {why}{help}"
         heard = (last_heard(one.lineage).get(replica_id, 0) for one in self.seen if one.lineage is not None)
         seen_ms = max(heard, default=0)
         last = f", last seen {local_second(seen_ms)}" if seen_ms else ""
         silent = next((one for one in self.silent if one.broker.addr == addr), None)
-        return f"{who} is away{last}{f' ({silent.why_silent})' if silent is not None else ''}"
+        why = f" ({silent.why_silent})" if silent is not None else ""
+        help = f"; start {shown_addr(addr)}" if addr else ""
+        if not (master.lineage is not None and master.lineage.held):  # else it may have what the master lacks
+            forget = f"mqadmin forget -b {master.broker.name} --replica {shown_addr(addr) or replica_id}"
+            help += f"{', or' if help else ';'} {forget} if it is lost for good"
+        return f"{who} is away{last}{why}{help}"
 
     # -- good, and figures -------------------------------------------------------------------------
 
@@ -449,6 +443,24 @@ class _Judge:
 
     def _ago(self, at_ms: int) -> str:
         return human_seconds(max(0, self.now_ms - at_ms) / 1000)
+
+
+def _are_rivals(master: Seen, slave: Seen) -> bool:
+    """Whether two masters began one number, and the slave has the epoch of the other one."""
+    last, its = (one.lineage.epochs[-1:] if one.lineage is not None else () for one in (master, slave))
+    return (
+        bool(last and its)
+        and of_one_promotion(last[0].epoch, its[0].epoch)
+        and last[0].master != its[0].master
+    )
+
+
+def _furthest(some: Sequence[Seen]) -> Seen:
+    return max(some, key=lambda one: (one.epoch or 0, one.log_end or 0))
+
+
+def _failover_to(one: Seen) -> str:
+    return f"mqadmin failover -b {one.broker.name} --to {where(one)}"
 
 
 def _slave_name(link: HAConnectionRuntimeInfo) -> str:

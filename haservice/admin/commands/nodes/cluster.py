@@ -12,10 +12,9 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice.admin.calls import Broker, MQAdmin
-from haservice.admin.commands.ha.findings import Severity, worst
+from haservice.admin.commands.ha.findings import Severity, show_verdicts, worst
 from haservice.admin.commands.ha.ha_questions import UNKNOWN_ID, Seen, take
 from haservice.admin.commands.ha.verdict import verdicts_of
-from haservice.admin.commands.ha.verdict_text import show_verdicts
 from haservice.admin.fanout import say_failures, say_none_registered
 from haservice.errors import RemotingError
 from haservice.terminal.options import (
