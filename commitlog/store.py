@@ -110,8 +110,7 @@ class Store:
         options, files = self.options, self._files
         with unreadable(options.root):
             files.make_directory(options.root)
-        self._opened.callback(StoreLock(options.root).release)
-        with unreadable(options.root):
+            self._opened.callback(StoreLock(options.root).release)
             files.make_directory(options.log_path)
             self._opened.callback(DirectoryLock(options.log_path, options.root).release)
             self._open_log(not files.exists(self._abort), store_host, clock_ms)
