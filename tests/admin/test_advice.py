@@ -46,9 +46,13 @@ ADVICE: dict[str, dict[str, str]] = {
         "haList -b VALUE": "a rebuild while nobody is the master",
         "haList -b VALUE -w 1": "a rebuild while no other voter is level",
     },
+    "admin/commands/dledger/by_force.py": {"switchover": "hint: a failover of a group that has a leader"},
+    "admin/commands/dledger/judging.py": {
+        "failover -b VALUE --to ADDR": "hint: members that are waited for are lost for good",
+        "switchover": "hint: a leader that leads without a majority",
+    },
     "admin/commands/dledger/group.py": {"haStatus": "a group's new leader is not registered"},
     "admin/commands/ha/failover.py": {
-        "switchover": "hint: a failover of a DLedger group",
         "switchover -b VALUE --to VALUE": "a failover while the master is alive",
     },
     "admin/commands/ha/ha_status.py": {"forget -b VALUE --replica VALUE": "a replica on the list is silent"},
