@@ -29,26 +29,37 @@ SAYINGS = {"mqadmin COMMAND", "mqadmin help"}
 # text explains, and another one names the command whole.
 ADVICE: dict[str, dict[str, str]] = {
     "admin/commands/coordinator/by_request.py": {
-        "failover --to ADDR": "hint: a switchover is asked for, and nobody is the master",
-        "forget": "hint: a failover may lose something",
+        "failover -b VALUE": "a switchover is asked for, and nobody is the master",
+        "failover -b VALUE --to VALUE --force": "a failover may lose something",
+        "failover -b VALUE --to VALUEVALUE": "a failover of an emptied coordinator stopped halfway",
+        "forget -b VALUE --replica VALUE": "a failover needs a voter that is away",
         "haList": "hint: a switchover to a broker that is no voter; a failover that does not come",
         "haList -b VALUE": "a change is asked for; nobody is the master",
         "history -b VALUE": "another broker became the master meanwhile",
-        "switchover": "hint: a failover while the master holds its lease",
+        "resume -b VALUE": "a failover to a broker while failover is paused",
+        "switchover -b VALUE": "a failover while the master is connected",
         "switchover -b VALUE --withdraw": "a switchover waits for its time",
     },
     "admin/commands/coordinator/ha_list.py": {
-        "forget --replica ID": "hint: a voter is not connected",
-        "resume": "hint: failover is paused",
+        "failover -b VALUE": "nobody believes the coordinator: it was emptied or restored",
+        "failover -b VALUE --force": "a replica may go on without a lease",
+        "forget -b VALUE --replica VALUE": "a voter is not connected",
+        "resume -b VALUE": "failover is paused",
     },
     "admin/commands/coordinator/settings.py": {"pause": "hint: a setting that pause and resume change"},
     "admin/commands/coordinator/voters.py": {
+        "failover -b VALUE": "a coordinator without voters",
         "haList -b VALUE": "a rebuild while nobody is the master",
         "haList -b VALUE -w 1": "a rebuild while no other voter is level",
     },
+    "admin/commands/dledger/by_force.py": {"switchover": "hint: a failover of a group that has a leader"},
+    "admin/commands/dledger/judging.py": {
+        "failover -b VALUE --to ADDR": "hint: members that are waited for are lost for good",
+        "switchover": "hint: a leader that leads without a majority",
+    },
     "admin/commands/dledger/group.py": {"haStatus": "a group's new leader is not registered"},
     "admin/commands/ha/failover.py": {
-        "switchover": "hint: a failover of a DLedger group",
+        "haStatus -b VALUE": "a failover of a group without --to",
         "switchover -b VALUE --to VALUE": "a failover while the master is alive",
     },
     "admin/commands/ha/ha_status.py": {"forget -b VALUE --replica VALUE": "a replica on the list is silent"},
@@ -67,10 +78,14 @@ ADVICE: dict[str, dict[str, str]] = {
         "haStatus": "a change that is not over in time",
         "history -b VALUE": "a change that is not over in time",
     },
+    "admin/commands/ha/settings_verdict.py": {
+        "switchover -b VALUE --role VALUE": "the role in force is not that of the file",
+    },
     "admin/commands/ha/switchover.py": {
         "failover -b VALUE --to ADDR": "hint: a switchover of a stock master",
         "failover -b VALUE --to VALUE": "only a nameserver knows an epoch",
         "haStatus": "hint: a switchover of a stock master",
+        "updateBrokerConfig -b VALUE -k brokerRole -v VALUE": "another role of a stock master",
     },
     "admin/commands/ha/topology_text.py": {
         "failover -b VALUE --to VALUE": "a switchover, or a forget of the master, while no master answers",
@@ -85,7 +100,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "haStatus": "a switchover by request that is not over in time",
         "switchover": "hint: why a switchover was asked for",
     },
-    "broker/lease/requests.py": {"switchover": "hint: a command to a broker with a coordinator"},
+    "broker/lease/requests.py": {"haList -b VALUE": "a command to a broker with a coordinator"},
     "broker/majority/keeper.py": {"brokerStatus": "a leader whose queues are behind"},
     "broker/metadata/registration.py": {
         "failover -b VALUE --to VALUE --force": "a nameserver knows a newer epoch than this master's",
@@ -108,8 +123,10 @@ ADVICE: dict[str, dict[str, str]] = {
         "failover": "hint: brokerRole by updateBrokerConfig",
         "switchover": "hint: brokerRole by updateBrokerConfig",
     },
-    "coordination/candidate.py": {"resume": "hint: failover is paused"},
-    "coordination/desk.py": {"haList": "hint: a change of roles, or a new epoch, came in between"},
+    "coordination/candidate.py": {"resume -b VALUE": "failover is paused"},
+    "coordination/decision.py": {"failover -b VALUE": "the coordinator was emptied or restored"},
+    "coordination/desk.py": {"haList -b VALUE": "a change of roles, or a new epoch, came in between"},
+    "coordination/successor.py": {"resume": "hint: nobody could take over, for failover is paused"},
     "replication/lineage/epochs.py": {"failover": "hint: a slave of another master of the same epoch"},
     "replication/wire/greeting.py": {
         "failover -b VALUE --to VALUE": "two logs of the same epochs differ",
