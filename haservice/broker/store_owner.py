@@ -8,6 +8,7 @@ older one of ours, is taken as this broker's, and that is written down.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +60,13 @@ class ForeignStore(StoreUnreadable):
 
 
 def check_owner(config: NodeConfig, accepted: Accepted) -> None:
-    """Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; or OSError."""
-    was, now = _file(config).load(_decode), _owner(config)
+    """Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; or OSError.
+
+    Where a file stands in the place of a directory there is no store; to open it says so.
+    """
+    was, now = None, _owner(config)
+    with suppress(NotADirectoryError):
+        was = _file(config).load(_decode)
     if was is None:
         return
     if (was.cluster_name, was.broker_name) != (now.cluster_name, now.broker_name):
@@ -83,7 +89,7 @@ def note_owner(config: NodeConfig) -> None:
 
 
 def _file(config: NodeConfig) -> PersistedFile:
-    return PersistedFile(config.log.root / "lineage" / "owner.json", keeps_sums=False)
+    return PersistedFile(config.log.root / "lineage" / "owner.json")
 
 
 def _decode(content: bytes) -> Owner:

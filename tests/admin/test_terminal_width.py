@@ -110,7 +110,7 @@ def test_a_terminal_gets_colours_and_its_width_and_a_pipe_all_there_is(serve: Se
     )
     info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: broker})}, {"C": ("broker-a",)})
     command = ("clusterList", "-n", serve({RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode())}))
-    red = "\x1b[31mbroker-a: NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: none is known\x1b[0m"
+    red = "\x1b[31mbroker-a: NO SLAVE IN SYNC, sends get SLAVE_NOT_AVAILABLE: none is known, start one\x1b[0m"
     narrow = on_terminal(command, 80).splitlines()
     assert narrow[0] == red
     assert "#Version" not in narrow[1]

@@ -23,6 +23,7 @@ from haservice.configuration.settings import BrokerRole
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.lineage import PromoteHeader
 from haservice.remoting.headers.transactions import ResumeCheckHalfMessageHeader
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.half_messages import (
@@ -445,6 +446,9 @@ def test_a_promoted_slave_goes_on_with_them(start: Starter) -> None:
     master.stop()
     slave.stop()
     promoted = start("a-s", port=slave.config.remoting.listen_port)
+    promoted.standing.ask(
+        PromoteHeader(force=True, min_epoch=1000)
+    )  # its file alone makes no master of a slave
     with TransactionPeer(promoted) as peer:
         assert peer.end(half, COMMIT).code == 0
         check(promoted)

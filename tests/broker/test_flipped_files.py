@@ -161,6 +161,9 @@ SMALL_FILES = {
     "lineage/durable": NO_MATTER,  # one of three slots is lost; the start looks at more of the log
     "lineage/state.json": HEALS,
     "lineage/state.json.bak": NO_MATTER,
+    "lineage/owner.json": HEALS,
+    "lineage/owner.json.crc": NO_MATTER,
+    "lineage/owner.json.bak": NO_MATTER,
     "config/topics.json": HEALS,
     "config/topics.json.crc": NO_MATTER,
     "config/topics.json.bak": NO_MATTER,

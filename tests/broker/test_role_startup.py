@@ -143,6 +143,6 @@ def test_a_broker_whose_log_was_removed_counts_for_no_failover_before_it_has_cau
     own = file.state.replica_id
     begin = 1 if not is_gone else 1 << 20
     file.update(lineage=Lineage((Epoch(1, 0, own), Epoch(2001, begin, own))), joined=2001)
-    node = start(role=BrokerRole.SLAVE)
+    node = start(role=BrokerRole.SLAVE, coordinator="etcd://127.0.0.1:1")
     kept = LineageFile(node.config.log.root).state
     assert (kept.whole_from, kept.sealed) == ((OFFSET_MAX, 1999) if is_gone else (0, -1))

@@ -16,7 +16,7 @@ import click
 from commitlog.kernel.records import body_crc, decode
 from haservice.admin.commands.ha.ask_brokers import member_of
 from haservice.admin.commands.ha.forget import replica_to_forget, who_is_told
-from haservice.admin.commands.ha.replicas import with_listed
+from haservice.admin.commands.ha.replicas import only_here, with_listed
 from haservice.admin.commands.ha.topology import KnownMaster, Member, Topology
 from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.lineage import (
@@ -299,7 +299,7 @@ class Operator:
         epoch = self.topology().last_epoch + 1
         master.after(0.001, master.requested, SwitchoverHeader(slave, int(LEVEL_S * 1000), epoch), answered)
 
-    def forget(self, gone: Node) -> None:
+    def forget(self, gone: Node, *, force: bool) -> None:
         """`mqadmin forget` of a replica that is down, as the command itself judges it."""
         world = self.world
         topology = with_listed(self.topology())
@@ -308,6 +308,9 @@ class Operator:
             told = who_is_told(topology, replica_id)
         except click.ClickException as error:
             world.note("operator does not forget {}: {}", gone, error.message)
+            return
+        if not force and (costs := only_here(topology, replica_id)):
+            world.note("operator does not forget {}: {}", gone, costs[0])
             return
         world.note("operator forgets {} at {}", gone, ", ".join(one.addr for one in told))
 

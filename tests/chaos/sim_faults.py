@@ -347,7 +347,7 @@ class Faults:
         """A slave dies, an operator gives it up, and it comes back all the same."""
         slaves = [one for one in self.world.nodes.values() if one.up and one.role.is_slave]
         if slaves:
-            self._forget(what, self.world.source.choice(slaves))
+            self._forget(what, self.world.source.choice(slaves), force=False)
 
     def _replica_forgotten_without_a_master(self, what: str) -> None:
         """The master does not answer, and a slave dies: that one is given up at the slaves that are left, of which
@@ -360,15 +360,15 @@ class Faults:
         if master.up:
             world.source.choice((master.crash, master.power_cut))()
             self._fault("crash", master.name, world.source.uniform(3.0, 10.0), self._restart(master))
-        self._forget(what, world.source.choice(slaves))
+        self._forget(what, world.source.choice(slaves), force=True)
         world.later(world.source.uniform(1.0, 3.0), self._fail_over, master)
 
-    def _forget(self, what: str, gone: Node) -> None:
+    def _forget(self, what: str, gone: Node, *, force: bool) -> None:
         kill = self.world.source.choice((gone.crash, gone.crash, gone.power_cut))
         kill()
         self._fault(what, gone.name, self.world.source.uniform(1.5, 8.0), self._restart(gone))
-        self.world.later(self.world.source.uniform(0.2, 1.0), self._forgotten, gone)
+        self.world.later(self.world.source.uniform(0.2, 1.0), self._forgotten, gone, force)
 
-    def _forgotten(self, gone: Node) -> None:
+    def _forgotten(self, gone: Node, force: bool) -> None:
         if not self.stopped and not gone.up:
-            self.operator.forget(gone)
+            self.operator.forget(gone, force=force)

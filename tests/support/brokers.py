@@ -7,6 +7,7 @@ from typing import Any
 
 from commitlog.options import LogOptions
 from haservice.broker.node import BrokerNode
+from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.configuration.settings import (
     BrokerConfig,
     BrokerRole,
@@ -32,6 +33,7 @@ def node_config(
     log: dict[str, Any] | None = None,
     replication: dict[str, Any] | None = None,
     metrics_addr: str | None = None,
+    coordinator: str | None = None,
 ) -> NodeConfig:
     """A broker called broker-a on loopback with a store of small files at `root`."""
     listen_port = free_port_block(4) + 2 if port is None else port
@@ -58,6 +60,7 @@ def node_config(
         log=LogOptions(**(log_options | (log or {}))),
         replication=ReplicationConfig(**(replication_options | (replication or {}))),
         remoting=RemotingConfig(bind_address=LOOPBACK, listen_port=listen_port, metrics_addr=metrics_addr),
+        coordinator=CoordinatorConfig(address=coordinator),
     )
 
 
