@@ -161,7 +161,8 @@ def fail_over_by(
     if restored:
         report.line(
             f"Nobody believes {desk.place}: {restored}.  {sealing(len(among))}, then an epoch above all that"
-            " is known, the voters and the lease are written anew.  If another broker may know a newer epoch, start it first."
+            " is known, the voters and the lease are written anew.  If another broker may know a newer epoch, start it"
+            " first."
         )
     else:
         report.line(acks_text(seen))
