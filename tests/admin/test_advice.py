@@ -133,6 +133,7 @@ ADVICE: dict[str, dict[str, str]] = {
         "forget": "hint: the list of replicas is full",
         "reinit -b VALUE": "two logs of the same epochs differ",
     },
+    "replication/slave/rejoin.py": {"dumpLog shows": "hint: an old master cut what a slave had acknowledged"},
     "recovery/recovery.py": {"reinit": "hint: a log is damaged in too many places"},
 }
 ROOMS = (

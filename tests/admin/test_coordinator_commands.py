@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from haservice.admin.commands.coordinator.by_request import sealing
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.cluster import (
     EPOCH,
@@ -790,3 +791,8 @@ def test_user_password_and_files_come_from_a_properties_file(etcd_keyed: Keyed, 
     result = run("haList", *words)
     assert result.exit_code == 1
     assert f"{file}" in result.output
+
+
+def test_one_broker_alone_seals_its_log() -> None:
+    assert sealing(1) == "The one connected broker seals its log"
+    assert sealing(3) == "All 3 connected brokers seal their logs"

@@ -180,6 +180,16 @@ def test_a_broker_that_refuses_though_nothing_spoke_against_it_is_shown_with_eve
     assert "by what was known before, no known message would be lost" in refused.stderr
 
 
+def test_a_silent_broker_whose_epoch_a_nameserver_knows_is_to_be_started_by_one_line(serve: Serve) -> None:
+    three = Three(serve)
+    three.names = Names(serve, three.b, epoch=(5, three.c_addr))
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert f"the nameserver knows of epoch 5, of {three.c_addr}" in refused.stderr
+    assert refused.stderr.count(f"start {three.c_addr}") == 1
+    assert "or, if it is a stranger or lost for good: --force begins an epoch above 5" in refused.stderr
+
+
 def test_the_new_epoch_is_above_what_anybody_has_pledged_or_ever_began(serve: Serve) -> None:
     for said in ({"pledged": 4000, "pledged_to": "c:1"}, {"past": (EpochBody(4000, 500, C),)}):
         three = Three(serve, c_end=500)
@@ -253,6 +263,29 @@ def test_what_a_sync_master_acknowledged_is_said_to_be_there_where_it_is(serve: 
     assert there + three.b.addr + heard in said or there + three.c_addr + heard in said
     assert "what came later, without an OK, is not known." in said
     assert "More may be lost" not in said
+
+
+def test_a_slave_that_was_started_since_says_so_of_its_own_records(serve: Serve) -> None:
+    """Its store may have been put back: then they are as old as the copy."""
+    three = Three(serve)
+    three.b.say(members=listed({A: three.gone, B: three.b.addr}), replicas=(), master_end_kept=True)
+    said = told(three.failover())
+    assert "\nBy its own records it has all that the last master, a SYNC_MASTER, acknowledged.\n" in said
+    assert "It has all" not in said
+    assert "If its store was put back from an older copy" in said
+
+
+def test_where_a_restart_leaves_unknown_what_an_async_master_took_last_its_start_is_advised(
+    serve: Serve,
+) -> None:
+    three = Three(serve)
+    members = listed({A: three.gone, B: three.b.addr})
+    three.b.say(members=members, replicas=(), master_end_kept=True, master_role="ASYNC_MASTER")
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert "was restarted since it heard" in refused.stderr
+    assert f"\n  start {three.gone}, the last master, again: it has all that it accepted\n" in refused.stderr
+    assert "--force does it all the same" in refused.stderr
 
 
 @pytest.mark.parametrize("why_not", ["ASYNC_MASTER", "one is silent", "no list", "behind", "stock slave"])

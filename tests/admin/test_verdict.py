@@ -617,6 +617,10 @@ def test_what_is_advised_is_named_whole() -> None:
         "; start 10.0.0.1:10911, the last master, again, or mqadmin failover -b broker-a --to 10.0.0.2:10911 makes"
         " 10.0.0.2:10911 the master"
     )
+    # Its store was put back, and knows another last master.
+    alone = MembersBody(1, 0, B, 1, 0, {A: MASTER, B: SLAVE})
+    old = slave(client={"state": "READY", "last_error": "x"}, said={"members": alone})
+    assert "; start 10.0.0.1:10911 again, or mqadmin failover" in the([dead(), old]).text
     away = the([master(), dead(SLAVE, 1)]).text
     forget = "mqadmin forget -b broker-a --replica 10.0.0.2:10911 if it is lost for good"
     assert away.endswith(f"; start 10.0.0.2:10911, or {forget}")

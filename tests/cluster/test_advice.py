@@ -237,6 +237,28 @@ def test_of_brokers_that_are_gone_for_good_and_of_two_masters(hire: Callable[[st
 
 
 @pytest.mark.timeout(300)
+def test_of_brokers_that_have_each_others_stores(hire: Callable[[str], Operator]) -> None:
+    """The list of the last master stays whole, though it is at an address that another replica had."""
+    op = hire("SYNC_MASTER")
+    op.send(op.addr(MASTER))
+    op.is_level()
+    for name in (MASTER, SLAVE):
+        assert op.pair.processes[name].stop() == 0
+    one, other = op.pair.store(MASTER), op.pair.store(SLAVE)
+    one.rename(op.pair.root / "aside")
+    other.rename(one)
+    (op.pair.root / "aside").rename(other)
+    op.start(MASTER)
+    op.start(SLAVE)
+    wait_until(lambda: "has not begun an epoch yet" in op.mqadmin(["check"])[1], "the slave is there")
+    outcome = op.follow()
+    assert (names(outcome), outcome.decision) == (["failover"], None)
+    op.is_level()
+    op.send(op.addr(MASTER))
+    op.has_all(MASTER, SLAVE)
+
+
+@pytest.mark.timeout(300)
 def test_of_a_master_that_waits_for_a_slave_after_a_power_cut(hire: Callable[[str], Operator]) -> None:
     """The slave is away: start it, or decide about the loss.  It cannot be forgotten without a word of that."""
     op = hire("SYNC_MASTER")

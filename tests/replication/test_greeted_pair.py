@@ -287,6 +287,30 @@ def test_an_old_master_goes_back_to_where_the_logs_part_and_keeps_what_it_cut(
 
 
 @patient
+@pytest.mark.parametrize("acked", [False, True])
+def test_an_old_master_that_cuts_what_a_slave_had_acknowledged_says_so(
+    tmp_path: Path, a: Broker, caplog: pytest.LogCaptureFixture, acked: bool
+) -> None:
+    """The slave's store was put back from an older copy, and made the master: nobody knew better."""
+    common = a.write(100, 200)
+    b = Broker(tmp_path, "b", replica=True)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    end = a.write(700)
+    a.lineage.saw_all({b.id: Replica("b:1", end if acked else common, 0, in_sync=True)})
+    b.log.close()
+    promoted = Broker(tmp_path, "b")
+    promoted.begin()
+    a.log.close()
+    back = Broker(tmp_path, "a", replica=True)
+    with promoted.leads() as ha, back.follows(ha.port):
+        level(promoted, back)
+    assert back.store.calls == [("rewind", common)]
+    said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert any(f"from={common} to={end} kept={back.store.kept}" in one for one in said) == acked
+
+
+@patient
 @pytest.mark.parametrize("parted", [False, True])
 def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has_not(
     tmp_path: Path, parted: bool

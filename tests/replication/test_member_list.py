@@ -133,3 +133,26 @@ def test_a_slave_that_joined_is_told_once_more_when_the_list_is_in_effect(tmp_pa
 def test_a_list_that_is_full_takes_nobody(tmp_path: Path) -> None:
     master = Master(tmp_path, *(f"s{number}" for number in range(REPLICAS_MAX - 1)))
     assert "one" not in master.joins("one").replicas
+
+
+def test_a_master_whose_epoch_has_not_begun_takes_nobody_off_the_list_of_the_last_one(tmp_path: Path) -> None:
+    """Two stores were exchanged: the last master is at the address that this broker, the slave, had."""
+    lineage = LineageFile(tmp_path)
+    me = lineage.state.replica_id
+    members = ReplicaList(1, 3, "other", 1, replicas={"other": "other:1", me: "me:1"})
+    lineage.update(lineage=Lineage((Epoch(1, 0, "other"),)), members=members)
+    listed = MemberList(lineage, Counted(), lambda: 700)  # type: ignore[arg-type]
+    listed.take()
+
+    def joins(name: str) -> ReplicaList:
+        return listed.with_slave(
+            SlaveHello(name, "b", "me:1", 4096, LogSpan(0, 0), 0, 0, "", True, Lineage(), keeps_list=True)
+        )
+
+    assert joins("other") == members
+    assert joins("new").replicas == {**members.replicas, "new": ""}
+    # Its epoch begins.
+    state = lineage.state
+    lineage.update(members=state.members.in_epoch(1000, state.lineage.mark(700), me, "other:1", 1))
+    listed.take()
+    assert joins("other").replicas == {me: "other:1", "new": "", "other": "me:1"}

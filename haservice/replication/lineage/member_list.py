@@ -61,7 +61,11 @@ class MemberList:
             membership, last = self._membership, self._lineage.state.lineage.last
             epoch = last.number if last is not None else UNKNOWN_EPOCH
             since = self._lineage.state.lineage.mark(self._log_end())
-            listed = membership.listed.joined(epoch, since, slave.replica_id, slave.broker_addr)
+            listed = membership.listed
+            if self.is_own:
+                listed = listed.joined(epoch, since, slave.replica_id, slave.broker_addr)
+            elif slave.replica_id not in listed.replicas:
+                listed = listed.joined(epoch, since, slave.replica_id, "")
             if listed != membership.listed and len(listed.replicas) <= REPLICAS_MAX:
                 self._lineage.update(members=listed, listed=membership.listed)
                 membership.list_anew(listed)
@@ -85,6 +89,14 @@ class MemberList:
     def is_overruled(self) -> bool:
         """Whether a coordinator's voters count, and not this list."""
         return self._group.by_voters
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the list is this master's.  If not, its epoch has not begun yet: nobody is taken off for an address
+        then, for stores may have been exchanged, and this broker itself be at the address that the slave has now.
+        """
+        state = self._lineage.state
+        return state.members.master in ("", state.replica_id)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -20,6 +20,14 @@ ITS_SLAVES = "its list of slaves"
 STATE = "lineage/state.json"
 
 
+def acked_by_slaves(state: LineageState) -> int:
+    """Up to where slaves in sync had the log of our epoch, if the last one is ours; else 0."""
+    last = state.lineage.last
+    if last is None or last.master != state.replica_id:
+        return 0
+    return max((one.offset for one in state.replicas.values() if one.in_sync), default=0)
+
+
 def own_evidence(
     state: LineageState, log: LogSpan, had_end: int = 0, *, lost_power: bool = False
 ) -> Evidence:
@@ -33,8 +41,7 @@ def own_evidence(
     }
     if state.whole_from < OFFSET_MAX:
         ends[STATE] = state.whole_from
-    last = lineage.last
-    if last is not None and last.master == state.replica_id and not lost_power:
-        ends[ITS_SLAVES] = max((one.offset for one in state.replicas.values() if one.in_sync), default=0)
+    if not lost_power:
+        ends[ITS_SLAVES] = acked_by_slaves(state)
     told: dict[str, Place] = {who: lineage.mark(end) for who, end in ends.items() if end > log.end}
     return Evidence(lineage.mark(log.end), told, lost_power=state.whole_from == OFFSET_MAX)

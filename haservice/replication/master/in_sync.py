@@ -110,6 +110,8 @@ class InSync:
         """Which slaves have to learn the present list of replicas before those that it adds count."""
         if self._list is not None and self._list.is_overruled:
             return "the coordinator does not have it among the voters yet"
+        if self._list is not None and not self._list.is_own:
+            return "this master has not begun an epoch yet"
         if self._list is None or not self._list.missing:
             return "the list of replicas is just being written"
         named = ", ".join(map(self._list.name_of, self._list.missing))

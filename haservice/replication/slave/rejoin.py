@@ -20,6 +20,7 @@ from typing import Protocol
 from commitlog.log.log import Arrivals, wall_clock_ms
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.lineage.own_record import acked_by_slaves
 from haservice.replication.wire.greeting import (
     Facts,
     GreetedLog,
@@ -132,6 +133,7 @@ class Rejoin:
         assert plan is not None
         assert master is not None
         if plan.step is Step.TRUNCATE:
+            acked = acked_by_slaves(self.lineage.state)
             kept = self._store_for(plan).rewind(plan.position)
             logger.warning(
                 "log cut where it parts from the master's offset=%d bytes=%d kept=%s",
@@ -139,6 +141,12 @@ class Rejoin:
                 plan.lost_bytes,
                 kept,
             )
+            if acked > plan.position:
+                logger.error(
+                    "a slave had acknowledged what was cut, so clients may have got an OK for it from=%d to=%d kept=%s;"
+                    " mqadmin dumpLog shows the messages",
+                    *(plan.position, acked, kept),
+                )
             self._on_cut()
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)

@@ -160,9 +160,9 @@ def fail_over_by(
         report.line(line)
     if restored:
         report.line(
-            f"Nobody believes {desk.place}: {restored}.  All {counted(len(among), 'connected broker')} seal their"
-            " logs, then an epoch above all that they know of, the voters and the lease are written anew.  If another"
-            " broker may know a newer epoch, start it first."
+            f"Nobody believes {desk.place}: {restored}.  {sealing(len(among))}, then an epoch above all that"
+            " is known, the voters and the lease are written anew.  If another broker may know a newer epoch, start it"
+            " first."
         )
     else:
         report.line(acks_text(seen))
@@ -173,6 +173,15 @@ def fail_over_by(
         )
     report.go_on((chosen.replica_id, seen.epoch, sorted(among), tuple(reasons), force))
     return carry_out(report, admin, namesrv, desk, before, seen, chosen, asked, timeout_s)
+
+
+def sealing(count: int) -> str:
+    """The beginning of a sentence: so many connected brokers seal their logs."""
+    return (
+        "The one connected broker seals its log"
+        if count == 1
+        else f"All {counted(count, 'connected broker')} seal their logs"
+    )
 
 
 def _leased(desk: OperatorDesk, seen: Cluster, master: Leaseholder) -> str:

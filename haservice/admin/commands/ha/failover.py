@@ -184,9 +184,11 @@ def fail_over(
         tail = async_tail(candidate, loss)
         reasons += [one for one in (why_not, tail, stock_ahead(before, candidate), rotten) if one]
         if reasons and not force:
-            help = way_out(before, candidate) if why_not else start_master(before) if tail else []
+            nobody_knows = tail or loss.unknown
+            help = way_out(before, candidate) if why_not else start_master(before) if nobody_knows else []
             if before.unheard_epoch:
-                help += way_past_unheard_epoch(before, candidate)
+                start, force_it = way_past_unheard_epoch(before, candidate)
+                help += [one for one in (start, force_it) if one is force_it or not _says_start(help, before)]
             if not before.unheard_epoch or len(reasons) > 1:
                 help.append(f"--force does it all the same{_better(before, candidate)}")
             raise click.ClickException("\n  ".join([f"refused: {reasons[0]}", *reasons[1:], *help]))
@@ -304,14 +306,21 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     return candidate
 
 
+def _says_start(lines: list[str], topology: Topology) -> bool:
+    """Whether to start the master of the nameserver's epoch is among these lines already."""
+    start = f"start {shown_addr(topology.registered[1])}, "
+    return any(one.removeprefix("or ").startswith(start) for one in lines)
+
+
 def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> list[str]:
     """What choosing this candidate costs, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
-    if bound := bound_text(loss, acknowledged=has_all_acknowledged(topology, candidate, loss)):
-        lines += bound.splitlines()
+    unwitnessed = unwitnessed_note(candidate)
+    has_all = has_all_acknowledged(topology, candidate, loss)
+    lines += bound_text(loss, acknowledged=has_all, witnessed=not unwitnessed).splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
-    lines += (*unwitnessed_note(candidate), *late_beginnings(topology, [candidate]), *damages(topology))
+    lines += (*unwitnessed, *late_beginnings(topology, [candidate]), *damages(topology))
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(

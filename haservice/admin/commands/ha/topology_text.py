@@ -111,10 +111,10 @@ def late_beginnings(topology: Topology, candidates: Collection[Member]) -> list[
     return notes
 
 
-def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
+def bound_text(loss: Loss, *, acknowledged: bool = False, witnessed: bool = True) -> str:
     """Says in a sentence or two that slaves only heard of the end of the log; "" if the master told it.
 
-    `acknowledged`: the candidate still has all acknowledged messages.
+    `acknowledged`: the candidate still has all acknowledged messages; but for `witnessed` only by its own store.
     """
     by = loss.heard_by
     if by is None or loss.unknown:
@@ -123,7 +123,8 @@ def bound_text(loss: Loss, *, acknowledged: bool = False) -> str:
     before = ", before it was started again" if by.master_end_kept else ""
     if acknowledged:
         return (
-            f"It has all that the last master, a {SYNC_MASTER}, acknowledged.\n{shown_addr(by.addr)} last heard "
+            f"{'It' if witnessed else 'By its own records it'} has all that the last master, a {SYNC_MASTER},"
+            f" acknowledged.\n{shown_addr(by.addr)} last heard "
             f"from that master{when}{before}: what came later, without an OK, is not known."
         )
     return (

@@ -179,7 +179,13 @@ class _Judge:
             return "; " + ", ".join([*starts, f"mqadmin haList -b {name} says who may become it"])
         listed = lists_of(ours)[name]
         last = listed.replicas.get(listed.master, "")
-        again = f"start {shown_addr(last)}, the last master, again, or " if self._is_silent(last) else ""
+        # A slave that was put back may name itself, or one before: then a broker that is away was the last.
+        gone = (
+            [f"{shown_addr(last)}, the last master,"]
+            if self._is_silent(last)
+            else list(map(where, self.silent))
+        )
+        again = f"start {and_text(gone)} again, or " if gone else ""
         return f"; {again}{_failover_to(_furthest(ours))} makes {where(_furthest(ours))} the master"
 
     def _is_silent(self, addr: str) -> bool:
