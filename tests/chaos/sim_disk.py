@@ -136,6 +136,7 @@ class SimDisk:
             file.cache, file.durable = bytearray(data), bytearray(data)
             file.written_end = len(data)
             file.modified_s = self.now_s()
+            self.directories.update(map(str, Path(path).parents))
         self.durable_files = dict(self.files)
 
     def remove_below(self, directory: str) -> None:
