@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
 from commitlog.kernel.records import StoredMessage, decode, decode_properties, record_size
+from haservice.admin.cli import main
 from haservice.remoting.bodies.clients import DelayOffsetWrapper
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.command import RemotingCommand
@@ -191,6 +193,19 @@ def test_our_slave_goes_on_delivering_when_it_is_promoted(
             "ours", tmp_path, namesrv=namesrv, port=slave.port, storePathRootDir=slave.root, **levels
         )
         start(promoted)
+        command = [
+            "failover",
+            "-n",
+            namesrv.addr,
+            "-b",
+            "broker-a",
+            "--to",
+            promoted.addr,
+            "--force",
+            "--yes",
+        ]
+        done = CliRunner().invoke(main, command)  # its file alone makes no master of a slave
+        assert done.exit_code == 0, done.output
         consumer = java.push(namesrv, "promoted-readers", TOPIC)
         wait_until(lambda: of(consumer, b"after"), "it is delivered", ROUTE_SECONDS)
         assert sorted(one.body for one in of(consumer, b"before", b"after")) == [b"after", b"before"]
