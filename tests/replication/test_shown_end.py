@@ -169,6 +169,8 @@ def test_an_ex_master_never_shows_the_tail_that_nobody_else_has(tmp_path: Path, 
     b.log.close()
     promoted, back = Broker(tmp_path, "b"), Broker(tmp_path, "a", replica=True)
     promoted.begin()
+    # As a start writes it for inSyncReplicas=3: how many acks an OK takes is part of the list of replicas.
+    promoted.lineage.update(members=replace(promoted.lineage.state.members, needed=2))
     unproven = promoted.write(300, 400)
     assert back.log.end == tail
     with promoted.leads(in_sync_replicas=3) as ha, follows(back, None) as replica:
