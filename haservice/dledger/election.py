@@ -26,6 +26,7 @@ from haservice.dledger.messages import (
     VoteRequest,
     VoteResponse,
 )
+from haservice.dledger.patience import GroupPatience
 from haservice.dledger.settings import HEARTBEAT_S_MAX, STOCK_HEARTBEAT_S
 from haservice.dledger.state import TermState
 from haservice.dledger.wholeness import Wholeness
@@ -42,8 +43,8 @@ FORCED_TERMS = 1000
 class LeaderElector:
     """Of one member."""
 
-    def __init__(self, state: TermState, wholeness: Wholeness) -> None:
-        self._state, self._wholeness = state, wholeness
+    def __init__(self, state: TermState, wholeness: Wholeness, patience: GroupPatience) -> None:
+        self._state, self._wholeness, self._patience = state, wholeness, patience
         self._ballot: Ballot | None = None
         self._ballot_until_s = math.inf
         self._next_round_s = -math.inf
@@ -55,7 +56,7 @@ class LeaderElector:
         """The next round is a real one, of that term."""
         self._heard_s = -math.inf
         """When the leader was heard last."""
-        self._patience_s = self._jitter_s = 0.0
+        self.patience_s = self._jitter_s = 0.0
         self.taking_term = -1
         """The term that this member was told to take the leadership in."""
         self._tell_at_s = math.inf
@@ -72,7 +73,7 @@ class LeaderElector:
 
     def on_time(self) -> None:
         state = self._state
-        if state.is_follower and state.now_s >= self._heard_s + self._patience_s + self._jitter_s:
+        if state.is_follower and state.now_s >= self._heard_s + self.patience_s + self._jitter_s:
             state.become_candidate()
             self._next_round_s = state.now_s
         if not state.is_candidate:
@@ -86,7 +87,7 @@ class LeaderElector:
     @property
     def due_s(self) -> float:
         if self._state.is_follower:
-            return self._heard_s + self._patience_s + self._jitter_s
+            return self._heard_s + self.patience_s + self._jitter_s
         if self._state.is_candidate:
             return self._ballot_until_s if self._ballot is not None else self._next_round_s
         return math.inf
@@ -95,7 +96,7 @@ class LeaderElector:
     def hears_leader(self) -> bool:
         """Whether this member follows a leader that it has heard within its patience."""
         state = self._state
-        return state.is_follower and state.now_s < self._heard_s + self._patience_s
+        return state.is_follower and state.now_s < self._heard_s + self.patience_s
 
     # -- rounds -------------------------------------------------------------------------------------
 
@@ -228,6 +229,7 @@ class LeaderElector:
     def on_role(self) -> None:
         """A round belongs to one term of a candidate."""
         state = self._state
+        self._patience.on_role(self.taking_term)
         soon_s = state.now_s + TELL_AFTER_S
         self._tell_at_s = min(self._tell_at_s, soon_s) if state.is_candidate else math.inf
         if self._ballot is not None and (not state.is_candidate or self._ballot.term != state.term):
@@ -299,7 +301,7 @@ class LeaderElector:
     def on_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse:
         stock_ms = STOCK_HEARTBEAT_S * 1000
         beat_s = (request.interval_ms if request.interval_ms is not None else stock_ms) / 1000
-        code = self.accept_leader(request, beat_s)
+        code = self.accept_leader(request, beat_s, request.patience_growth)
         state, wholeness = self._state, self._wholeness
         if code is DLedgerResponseCode.SUCCESS:
             wholeness.hear_recall(request.local_id or "", request.recall)
@@ -311,9 +313,12 @@ class LeaderElector:
             **state.base(request.local_id) | {"code": int(code)},
             not_whole=wholeness.text or None,
             refuses_cut=state.refuses_cut or None,
+            patience_ms=round(self.patience_s * 1000),
         )
 
-    def accept_leader(self, request: MemberMessage, beat_s: float | None = None) -> DLedgerResponseCode:
+    def accept_leader(
+        self, request: MemberMessage, beat_s: float | None = None, growth: int | None = None
+    ) -> DLedgerResponseCode:
         """Follows whoever leads this term or a newer one; SUCCESS if that is the sender of `request`."""
         state, leader = self._state, request.leader_id
         if leader is None or leader not in state.settings.peers:
@@ -329,11 +334,12 @@ class LeaderElector:
         self._heard_s = state.now_s
         if beat_s is not None:
             beat_s = min(max(beat_s, state.settings.heartbeat_interval_s), HEARTBEAT_S_MAX)
-            self._patience_s = beat_s * state.settings.heartbeat_leak
+            self._patience.heard(growth)
+            self.patience_s = beat_s * state.settings.heartbeat_leak * self._patience.growth
         if not state.is_follower:
             self._jitter_s = state.source.uniform(0.0, state.settings.vote_interval_max_s)
             if beat_s is None:
-                self._patience_s = state.settings.patience_s
+                self.patience_s = state.settings.patience_s
             state.become_follower(leader)
         return DLedgerResponseCode.SUCCESS
 

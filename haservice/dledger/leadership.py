@@ -19,6 +19,7 @@ from haservice.dledger.election import LeaderElector
 from haservice.dledger.events import TellOperator
 from haservice.dledger.log.entry_log import EntryLogError
 from haservice.dledger.messages import HeartBeatRequest, HeartBeatResponse, MemberMessage
+from haservice.dledger.patience import GroupPatience
 from haservice.dledger.state import TermState
 
 # To a stock follower that comes to a new term.
@@ -28,12 +29,16 @@ _AGAIN_S = 0.02
 class Leadership:
     """Of one member; it begins anew with every term that the member leads."""
 
-    def __init__(self, state: TermState, elector: LeaderElector, appends: PendingAppends) -> None:
-        self._state, self._elector, self._appends = state, elector, appends
+    def __init__(
+        self, state: TermState, elector: LeaderElector, appends: PendingAppends, patience: GroupPatience
+    ) -> None:
+        self._state, self._elector, self._appends, self._patience = state, elector, appends, patience
         self.dispatchers: dict[str, EntryDispatcher] = {}
         self._term = -1
         self._contact_s: dict[str, float] = {}
         """Peer → when it was asked what it has answered since."""
+        self._told_s: dict[str, float] = {}
+        """Peer → how patient it is, as it says."""
         self._beat_at_s: dict[str, float] = {}
         self._differs: dict[str, DLedgerResponseCode] = {}
         """Peers of whom the operator was told that their files differ."""
@@ -64,7 +69,7 @@ class Leadership:
     def _begin(self) -> None:
         state = self._state
         self._term = state.term
-        self._differs, self.not_whole, self.refuses_cut = {}, {}, {}
+        self._differs, self.not_whole, self.refuses_cut, self._told_s = {}, {}, {}, {}
         self._is_forced = self._elector.is_forced
         others = state.settings.others
         # The votes are the first word of a majority.
@@ -98,28 +103,41 @@ class Leadership:
 
     @property
     def _lease_until_s(self) -> float:
-        contacts = sorted([math.inf, *self._contact_s.values()], reverse=True)
-        return contacts[len(contacts) // 2] + self._state.settings.lease_s
+        ends = (
+            asked_s + self._patience.lease_s(self._told_s.get(peer, 0.0))
+            for peer, asked_s in self._contact_s.items()
+        )
+        leases = sorted([math.inf, *ends], reverse=True)
+        return leases[len(leases) // 2]
 
     @property
     def due_s(self) -> float:
         if not self._state.is_leader:
             return math.inf
         dispatchers = (one.due_s for one in self.dispatchers.values())
-        return min((self._lease_until_s, *self._beat_at_s.values(), *dispatchers, self._appends.due_s))
+        return min(
+            (
+                self._lease_until_s,
+                *self._beat_at_s.values(),
+                *dispatchers,
+                self._appends.due_s,
+                self._patience.due_s,
+            )
+        )
 
     def on_time(self) -> None:
         state = self._state
         if not state.is_leader:
             return
         self._appends.give_up()
+        self._patience.on_time()
         for peer in state.settings.others:
             if state.now_s >= self._beat_at_s[peer]:
                 self._beat(peer)
 
     def is_live(self, peer: str) -> bool:
         """Whether it has answered lately."""
-        return self._contact_s.get(peer, -math.inf) + self._state.settings.patience_s > self._state.now_s
+        return self._contact_s.get(peer, -math.inf) + self._patience.asked_s > self._state.now_s
 
     # -- heartbeats ---------------------------------------------------------------------------------
 
@@ -131,6 +149,7 @@ class Leadership:
         request = HeartBeatRequest(
             **state.base(peer),
             interval_ms=round(interval_s * 1000),
+            patience_growth=self._patience.growth,
             forced=self._is_forced or None,
             recall=state.recalls[peer],
         )
@@ -139,6 +158,8 @@ class Leadership:
             if answer is not None and state.is_leader and state.term == term:
                 self.not_whole[peer] = answer.not_whole or ""
                 self.refuses_cut[peer] = answer.refuses_cut or ""
+                self._told_s[peer] = (answer.patience_ms or 0) / 1000
+                self._patience.lives(peer, sent_s)
                 self._on_word(peer, sent_s, answer)
 
         state.ask(peer, request, answered)

@@ -47,6 +47,7 @@ from haservice.dledger.messages import (
     VoteRequest,
     refusal,
 )
+from haservice.dledger.patience import GroupPatience
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.state import TermState
 from haservice.dledger.transfer import LeadershipTransfer
@@ -105,9 +106,10 @@ class DLedgerMember:
             source=source,
         )
         self._wholeness = Wholeness(state, lambda: self._handler.agreed_index, listens=record is not None)
-        self._elector = LeaderElector(state, self._wholeness)
+        self._patience = GroupPatience(state)
+        self._elector = LeaderElector(state, self._wholeness, self._patience)
         self._appends = PendingAppends(state)
-        self._leadership = Leadership(state, self._elector, self._appends)
+        self._leadership = Leadership(state, self._elector, self._appends, self._patience)
         self._handler = EntryHandler(state, self._elector, self._wholeness)
         self._transfer = LeadershipTransfer(state, self._elector, self._leadership, self._appends)
         self._mending = EntryMending(state)
@@ -149,6 +151,11 @@ class DLedgerMember:
     def not_whole(self) -> str:
         """Why it is not whole, and what it waits for; "" if it is."""
         return self._wholeness.text
+
+    @property
+    def patience_s(self) -> float:
+        """For how long a member waits for word of the leader; of one that leads, what it asks for."""
+        return self._patience.asked_s if self.state.is_leader else self._elector.patience_s
 
     @property
     def answers(self) -> str:

@@ -135,6 +135,7 @@ class VoteResponse(MemberMessage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartBeatRequest(MemberMessage):
     interval_ms: int | None = None
+    patience_growth: int | None = None
     forced: bool | None = None
     recall: Recall | None = None
 
@@ -143,6 +144,7 @@ class HeartBeatRequest(MemberMessage):
 class HeartBeatResponse(MemberMessage):
     not_whole: str | None = None
     refuses_cut: str | None = None
+    patience_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,3 @@ class MemberSettings:
     def patience_s(self) -> float:
         """How long a follower waits for word of its leader, at least."""
         return self.heartbeat_interval_s * self.heartbeat_leak
-
-    @property
-    def lease_s(self) -> float:
-        return self.patience_s * self.lease_share

@@ -151,6 +151,7 @@ class MajorityKeeper:
             "dLegerTrouble": member.failure
             or member.node.resting
             or (look.disk if status.leader_id is None else ""),
+            "dLegerPatienceMillis": str(round(1000 * look.patience_s)),
             "dLegerNotWhole": look.not_whole,
             "dLegerRefusesCut": member.refuses_cut,
             "dLegerLedAlone": look.alone if status.role is MemberRole.LEADER else "",

@@ -108,6 +108,8 @@ class MemberLook(NamedTuple):
     """Why it cannot write."""
     answers: str
     """What the others have answered to this candidate."""
+    patience_s: float
+    """For how long members wait for word of the leader."""
 
 
 class WaitingAppend:
@@ -300,7 +302,12 @@ class NodeShell:
             member = self._member
             state = member.state
             return MemberLook(
-                member.not_whole, state.refuses_cut, state.record.alone, state.disk_trouble, member.answers
+                member.not_whole,
+                state.refuses_cut,
+                state.record.alone,
+                state.disk_trouble,
+                member.answers,
+                member.patience_s,
             )
 
     def _take_step(self, events: list[MemberEvent]) -> None:
