@@ -46,13 +46,13 @@ from haservice.coordination.coordinator import (
 )
 from haservice.coordination.etcd_answers import (
     Anything,
-    Done,
     Granted,
-    Kept,
     KeptAlive,
+    KeyRange,
     Login,
-    Range,
-    Status,
+    ServerStatus,
+    TimeToLive,
+    Transacted,
     changed,
     names,
     refusal,
@@ -159,20 +159,20 @@ class EtcdCoordinator:
     # -- for operators ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        self._ask(Range, "kv/range", {"key": self._key("epoch"), "keys_only": True})
+        self._ask(KeyRange, "kv/range", {"key": self._key("epoch"), "keys_only": True})
 
     def names(self) -> list[str]:
         above = f"{self._root.rpartition('/haservice/')[0]}/haservice/".encode()
         end = above[:-1] + bytes((above[-1] + 1,))
         asked = {"key": _encoded(above), "range_end": _encoded(end), "keys_only": True, "limit": NAMES_MAX}
-        return names(self._ask(Range, "kv/range", asked).kvs, above)
+        return names(self._ask(KeyRange, "kv/range", asked).kvs, above)
 
     def lease_left_s(self) -> float | None:
-        found = self._ask(Range, "kv/range", {"key": self._key(MASTER)}).kvs
+        found = self._ask(KeyRange, "kv/range", {"key": self._key(MASTER)}).kvs
         lease = found[0].lease if found else 0
         if not lease:
             return None
-        left = self._ask(Kept, "lease/timetolive", {"ID": lease}).TTL
+        left = self._ask(TimeToLive, "lease/timetolive", {"ID": lease}).TTL
         return float(left) if left > 0 else None
 
     # -- keys ---------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class EtcdCoordinator:
 
     def upkeep(self, *, cleans: bool) -> str:
         try:
-            said = self._answer(Status, "maintenance/status", {})
+            said = self._answer(ServerStatus, "maintenance/status", {})
         except _Refused:
             return ""  # some versions want to be asked by root
         if any(_NO_SPACE_ALARM in one for one in said.errors):
@@ -217,7 +217,7 @@ class EtcdCoordinator:
 
     def _ranges(self, ranges: Sequence[tuple[str, str]], limit: int = 0) -> Snapshot:
         asked = [{"request_range": {"key": key, "range_end": end, "limit": limit}} for key, end in ranges]
-        answer = self._ask(Done, "kv/txn", {"compare": [], "success": asked, "failure": []})
+        answer = self._ask(Transacted, "kv/txn", {"compare": [], "success": asked, "failure": []})
         self._revision = answer.header.revision
         try:
             return snapshot(answer, self._root, len(ranges))
@@ -240,7 +240,7 @@ class EtcdCoordinator:
                 put["lease"] = self._lease
             writes.append({"request_put": put})
         what = {"compare": compares, "success": writes, "failure": []}
-        return self._ask(Done, "kv/txn", what, again=False).succeeded
+        return self._ask(Transacted, "kv/txn", what, again=False).succeeded
 
     def _key(self, key: str) -> str:
         return _encoded(f"{self._root}{key}".encode())

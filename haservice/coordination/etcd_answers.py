@@ -29,7 +29,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TimeToLive:
     """For how long a lease lives from now on; 0 if it is over."""
 
     header: Header
@@ -40,7 +40,7 @@ class Kept:
 class KeptAlive:
     """A line of the stream that answers."""
 
-    result: Kept
+    result: TimeToLive
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class KeyRange:
     """Keys."""
 
     header: Header
@@ -63,11 +63,11 @@ class Range:
 class InTransaction:
     """The answer to one request of a transaction."""
 
-    response_range: Range | None = None
+    response_range: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Transacted:
     """A transaction."""
 
     header: Header
@@ -76,7 +76,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ServerStatus:
     """Of the server.  Its alarms are among `errors`."""
 
     header: Header
@@ -126,7 +126,7 @@ class _Refusal:
     code: int = -1
 
 
-def snapshot(done: Done, root: str, ranges: int) -> Snapshot:
+def snapshot(done: Transacted, root: str, ranges: int) -> Snapshot:
     """The keys of so many ranges, without `root`.  Raises ValueError if not all of them are there."""
     found = [one.response_range for one in done.responses]
     if not done.succeeded or len(found) != ranges or None in found:
