@@ -420,25 +420,30 @@ class Store:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """While this is held, no task is amid a pass, and nothing is appended."""
+        """While this is held, no task is amid a pass, and nothing is appended.
+
+        Those whose passes are long come first: dispatch and flush go on until all others rest.
+        """
         if self._closed:
             raise LogNotWritable("shut down")
-        with (
-            self.mender.at_work,
-            self.index_mender.at_work,
-            self.dispatcher.at_work,
-            self.flusher.at_work,
-            self.queue_flusher.at_work,
-            self.retention.at_work,
-            self.scrub.at_work,
-        ):
-            self.log.hold_appends("the log is being cut", "cut")
-            try:
-                yield
-            finally:
-                self.log.hold_appends(None, "cut")
-        self.flusher.give_up_waiters()
-        self.dispatcher.wake()
+        try:
+            with (
+                self.mender.at_work,
+                self.index_mender.at_work,
+                self.queue_flusher.at_work,
+                self.retention.at_work,
+                self.scrub.at_work,
+                self.dispatcher.at_work,
+                self.flusher.at_work,
+            ):
+                self.log.hold_appends("the log is being cut", "cut")
+                try:
+                    yield
+                finally:
+                    self.log.hold_appends(None, "cut")
+        finally:
+            self.flusher.give_up_waiters()
+            self.dispatcher.wake()
 
     def _parts(self) -> truncation.StoreParts:
         return truncation.StoreParts(

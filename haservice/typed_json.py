@@ -25,7 +25,16 @@ def encode_pretty(value: Any) -> bytes:
 
 def decode(kind: type[T], text: bytes | str) -> T:
     """Raises ValueError, which says what is wrong and where: Expected `int`, got `str` - at `$.epoch`."""
+    return _decoded(kind, text, strict=True)
+
+
+def decode_lax(kind: type[T], text: bytes | str) -> T:
+    """As `decode`, of what writes numbers as text."""
+    return _decoded(kind, text, strict=False)
+
+
+def _decoded(kind: type[T], text: bytes | str, *, strict: bool) -> T:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text, type=kind, strict=strict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -38,7 +38,10 @@ def boot_id() -> str:
 
 
 def is_locked(root: Path) -> bool:
-    """Whether some process on this machine, even this one, holds the store's lock; does not take it."""
+    """Whether some process on this machine, even this one, holds the store's lock; does not take it.
+
+    Raises StoreUnreadable if the system does not tell: then a broker may run on it.
+    """
     path = root / "lock"
     with _held_lock:
         if path.resolve() in _held:
@@ -47,8 +50,10 @@ def is_locked(root: Path) -> bool:
         with open(path, "rb") as file:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
             answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        raise StoreUnreadable(path, f"does a broker run on it? {error.strerror or error}") from error
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
@@ -128,6 +133,8 @@ def _root_that_holds(directory: os.stat_result) -> Path | None:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
         pid = next(words[4] for words in locks if words[1] == "FLOCK" and words[5] == place)
         opened = [one.readlink() for one in Path("/proc", pid, "fd").iterdir()]
-    except (OSError, StopIteration, IndexError):
+        return next(
+            (one.parent for one in sorted(opened) if one.name == "lock" and is_locked(one.parent)), None
+        )
+    except (OSError, StopIteration, IndexError, StoreUnreadable):
         return None
-    return next((one.parent for one in sorted(opened) if one.name == "lock" and is_locked(one.parent)), None)

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import click
 
+from commitlog.disk.files import NOT_OPENED
 from commitlog.errors import CommitLogError
 from haservice.admin import supervision
 from haservice.binding import ValuesRefused
@@ -223,6 +224,10 @@ class Patience:
         if said_of(error, errno.ENOSPC, errno.EDQUOT):
             if self._throttle.ready("room"):
                 logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
+            return ROOM_SECONDS
+        if said_of(error, *NOT_OPENED):
+            if self._throttle.ready("files"):
+                logger.error("no file can be opened, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
             return ROOM_SECONDS
         if not said_of(error, errno.EADDRINUSE):
             return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commitlog.keys import ANY, BY_HAND, OURS, Section, Values
-from haservice.configuration.texts import HOST, PORT_MAX
+from haservice.configuration.texts import PORT_MAX, check_address
 
 FAILOVER = Section("Failover by a coordinator")
 
@@ -65,8 +65,11 @@ def _server(text: str, port: int) -> tuple[str, int]:
         if not after.startswith(":") or not after[1:].isdigit() or not 0 < int(after[1:]) <= PORT_MAX:
             raise ValueError(f"{text!r} has no port: host:{port} is expected")
         port = int(after[1:])
-    if not bracket and not HOST.fullmatch(host):
-        raise ValueError(f"{text!r} is no host:port")
+    if not bracket:
+        try:
+            check_address(f"{host}:{port}")
+        except ValueError as error:
+            raise ValueError(f"{text!r} is no host:port: {error}") from None
     return host, port
 
 

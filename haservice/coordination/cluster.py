@@ -9,12 +9,14 @@
     request       a switchover or failover that is asked for; whoever takes the lease deletes it
     history/N     who became master; nothing is decided by it, and read() leaves it out
 
-A value that does not parse is a ValueError that names its key: it may be another program's.
+A value of these that does not parse is a ValueError that names its key: it may be another program's.  A key that is
+none of these is left alone.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +31,8 @@ REQUEST = "request"
 MEMBERS = "members/"
 SWITCHOVER, FAILOVER = "switchover", "failover"
 FOLLOWS = "follows"
+# What haLeaseTtl may be, and more.
+TTL_S_MIN, TTL_S_MAX = 1.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ class Cluster:
     settings: Settings = Settings()
     request: MasterRequest | None = None
     versions: Mapping[str, int] = field(default_factory=dict)
+    strange: tuple[str, ...] = ()
+    """Keys that are none of ours."""
 
     @property
     def is_new(self) -> bool:
@@ -181,17 +187,18 @@ class Cluster:
 
 def decode(snapshot: Snapshot, defaults: Settings | None = None) -> Cluster:
     """`defaults` hold while nobody has written settings.  Raises ValueError for a key that holds something else."""
-    found = {key: _decoded(key, entry.value) for key, entry in snapshot.items()}
-    members = (value for key, value in found.items() if key.startswith(MEMBERS))
+    found = {key: _decoded(key, entry.value) for key, entry in snapshot.items() if _is_ours(key, entry.value)}
+    members = {value.replica_id: value for key, value in found.items() if key.startswith(MEMBERS)}
     return Cluster(
         master=found.get(MASTER),
         epoch=found.get(EPOCH, -1),
         voters=found.get(VOTERS, Voters()),
         status=found.get(STATUS),
-        members={one.replica_id: one for one in members},
+        members=members,
         settings=found.get(SETTINGS, defaults if defaults is not None else Settings()),
         request=found.get(REQUEST),
         versions={key: entry.version for key, entry in snapshot.items()},
+        strange=tuple(sorted(snapshot.keys() - found.keys())),
     )
 
 
@@ -205,19 +212,50 @@ _KINDS: dict[str, Any] = {
     MEMBERS[:-1]: MemberState,
     HISTORY[:-1]: HistoryEntry,
 }
+_REPLICA_ID = re.compile("[0-9a-f]{32}")
+
+
+def is_key(name: str) -> bool:
+    """Whether it is one of ours that stands alone."""
+    return name in _KINDS and f"{name}/" not in (MEMBERS, HISTORY)
+
+
+def _is_ours(key: str, value: bytes) -> bool:
+    """Whether it is a key that we write.  Below `members` that is one of a replica id, or with a member's value."""
+    if not key.startswith(MEMBERS):
+        return is_key(key)
+    name = key.removeprefix(MEMBERS)
+    try:
+        return bool(_decoded(key, value).replica_id == name)
+    except ValueError:
+        return _REPLICA_ID.fullmatch(name) is not None
 
 
 def decode_history(snapshot: Snapshot) -> list[HistoryEntry]:
     """The oldest first.  Raises ValueError for a key that holds something else."""
-    entries: list[HistoryEntry] = [_decoded(key, entry.value) for key, entry in snapshot.items()]
+    entries: list[HistoryEntry] = [
+        _decoded(key, entry.value) for key, entry in snapshot.items() if key.removeprefix(HISTORY).isdecimal()
+    ]
     return sorted(entries, key=lambda one: one.epoch)
 
 
 # Most values are those of the round before.
 @functools.lru_cache(maxsize=256)
 def _decoded(key: str, value: bytes) -> Any:
-    kind = _KINDS.get(key.partition("/")[0], Any)
+    kind = _KINDS[key.partition("/")[0]]
     try:
-        return typed_json.decode(kind, value)
+        found = typed_json.decode(kind, value)
+        if isinstance(found, Settings):
+            _check(found)
+        return found
     except ValueError as error:
         raise ValueError(f"key {key} is not what we write, is it another program's? {error}") from None
+
+
+def _check(settings: Settings) -> None:
+    """No command writes others; somebody may, by hand.  Raises ValueError."""
+    if not (TTL_S_MIN <= settings.ttl_s <= TTL_S_MAX and 0 < settings.loop_s <= TTL_S_MAX):
+        raise ValueError(
+            f"ttl_s={settings.ttl_s:g}, loop_s={settings.loop_s:g}: a lease lives for {TTL_S_MIN:g} ..."
+            f" {TTL_S_MAX:g} s, and a round comes more often"
+        )

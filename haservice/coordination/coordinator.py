@@ -14,7 +14,8 @@ After one a commit may have happened, or may still happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -36,6 +37,19 @@ class SessionEnded(CoordinatorError):
 
 class CoordinatorRefusal(CoordinatorError):
     """The coordinator answers, and does not let us: the user, the password, or a right is missing."""
+
+
+@contextlib.contextmanager
+def outside(doing: str) -> Iterator[None]:
+    """Whatever a library raises, or an answer that nobody expected makes us raise, becomes a CoordinatorError."""
+    try:
+        yield
+    except CoordinatorError:
+        raise
+    except Exception as error:
+        raise CoordinatorError(
+            f"the coordinator's answer is not understood while {doing}: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Versioned(NamedTuple):

@@ -29,7 +29,7 @@ from haservice.coordination.cluster import (
     decode_history,
 )
 from haservice.coordination.connect import coordinator_at
-from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction
+from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction, outside
 from haservice.coordination.facts import LeaseFacts, Own, OwnSession
 from haservice.errors import HAServiceError
 from haservice.typed_json import encode
@@ -64,8 +64,9 @@ class OperatorDesk:
     def __enter__(self) -> Self:
         """Raises DeskRefusal if it does not answer, or knows no such broker name."""
         try:
-            self._coordinator.connect()
-            names = self._coordinator.names()
+            with outside("the names are read"):
+                self._coordinator.connect()
+                names = self._coordinator.names()
         except CoordinatorError as error:
             self._coordinator.close()
             raise DeskRefusal(
@@ -94,7 +95,9 @@ class OperatorDesk:
     def see(self) -> Cluster:
         """Raises CoordinatorError, or DeskRefusal for keys that are not ours."""
         try:
-            return decode(self._coordinator.read())
+            with outside("the keys are read"):
+                found = self._coordinator.read()
+            return decode(found)
         except ValueError as error:
             raise DeskRefusal(
                 f"{self.place}, {self.cluster}/{self.name}: {error}\n"
@@ -103,12 +106,15 @@ class OperatorDesk:
 
     def history(self) -> list[HistoryEntry]:
         try:
-            return decode_history(self._coordinator.history())
+            with outside("the history is read"):
+                found = self._coordinator.history()
+            return decode_history(found)
         except ValueError as error:
             raise DeskRefusal(f"{self.place}, {self.cluster}/{self.name}: {error}") from None
 
     def lease_left_s(self) -> float | None:
-        return self._coordinator.lease_left_s()
+        with outside("the lease is read"):
+            return self._coordinator.lease_left_s()
 
     # -- changing -----------------------------------------------------------------------------------
 
@@ -172,8 +178,11 @@ class OperatorDesk:
     def _commit(self, step: Callable[[Cluster], tuple[Transaction | None, Found]]) -> Found:
         for _ in range(TRIES):
             transaction, found = step(self.see())
-            if transaction is None or self._coordinator.commit(transaction):
+            if transaction is None:
                 return found
+            with outside("keys are written"):
+                if self._coordinator.commit(transaction):
+                    return found
         raise DeskRefusal(f"others change these keys all the time: nothing was changed in {TRIES} tries")
 
 

@@ -25,9 +25,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -43,13 +43,28 @@ from haservice.coordination.coordinator import (
     SessionEnded,
     Snapshot,
     Transaction,
-    Versioned,
+)
+from haservice.coordination.etcd_answers import (
+    Anything,
+    Granted,
+    KeptAlive,
+    KeyRange,
+    Login,
+    ServerStatus,
+    TimeToLive,
+    Transacted,
+    changed,
+    names,
+    refusal,
+    snapshot,
 )
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
 from haservice.service import Service
+from haservice.typed_json import decode_lax as decode
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CALL_SECONDS = 1.0
 # A watch that hears nothing for so long is opened again: the server may be gone without a word.
@@ -119,15 +134,14 @@ class EtcdCoordinator:
     # -- the session --------------------------------------------------------------------------------
 
     def open_session(self, ttl_s: float) -> float:
-        answer = self._ask("lease/grant", {"TTL": max(1, round(ttl_s)), "ID": 0})
-        self._lease = int(answer["ID"])
-        return float(answer["TTL"])
+        answer = self._ask(Granted, "lease/grant", {"TTL": max(1, round(ttl_s)), "ID": 0})
+        self._lease = answer.ID
+        return float(answer.TTL)
 
     def renew(self) -> None:
         if not self._lease:
             raise SessionEnded("no lease of etcd's is open")
-        answer = self._ask("lease/keepalive", {"ID": self._lease})
-        if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+        if self._ask(KeptAlive, "lease/keepalive", {"ID": self._lease}).result.TTL <= 0:
             raise SessionEnded("etcd has ended this broker's lease: it was not renewed in time")
 
     def close(self) -> None:
@@ -136,7 +150,7 @@ class EtcdCoordinator:
             self._watch = None
         if self._lease:
             with contextlib.suppress(CoordinatorError):
-                self._ask("lease/revoke", {"ID": self._lease})
+                self._ask(Anything, "lease/revoke", {"ID": self._lease})
             self._lease = 0
         for one in self._servers:
             one.close()
@@ -145,23 +159,21 @@ class EtcdCoordinator:
     # -- for operators ------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        self._ask("kv/range", {"key": self._key("epoch"), "keys_only": True})
+        self._ask(KeyRange, "kv/range", {"key": self._key("epoch"), "keys_only": True})
 
     def names(self) -> list[str]:
         above = f"{self._root.rpartition('/haservice/')[0]}/haservice/".encode()
         end = above[:-1] + bytes((above[-1] + 1,))
         asked = {"key": _encoded(above), "range_end": _encoded(end), "keys_only": True, "limit": NAMES_MAX}
-        found = (_decoded(one["key"])[len(above) :] for one in self._ask("kv/range", asked).get("kvs", []))
-        parts = (key.decode(errors="replace").split("/") for key in found)
-        return sorted({"/".join(one[:2]) for one in parts if len(one) > 2})
+        return names(self._ask(KeyRange, "kv/range", asked).kvs, above)
 
     def lease_left_s(self) -> float | None:
-        found = self._ask("kv/range", {"key": self._key(MASTER)}).get("kvs", [])
-        lease = int(found[0].get("lease", 0)) if found else 0
+        found = self._ask(KeyRange, "kv/range", {"key": self._key(MASTER)}).kvs
+        lease = found[0].lease if found else 0
         if not lease:
             return None
-        left = float(self._ask("lease/timetolive", {"ID": lease}).get("TTL", 0))
-        return left if left > 0 else None
+        left = self._ask(TimeToLive, "lease/timetolive", {"ID": lease}).TTL
+        return float(left) if left > 0 else None
 
     # -- keys ---------------------------------------------------------------------------------------
 
@@ -173,10 +185,10 @@ class EtcdCoordinator:
 
     def upkeep(self, *, cleans: bool) -> str:
         try:
-            said = self._answer("maintenance/status", {})
+            said = self._answer(ServerStatus, "maintenance/status", {})
         except _Refused:
             return ""  # some versions want to be asked by root
-        if any(_NO_SPACE_ALARM in str(one) for one in said.get("errors", [])):
+        if any(_NO_SPACE_ALARM in one for one in said.errors):
             return self._full()
         if cleans:
             self._compact(time.monotonic())
@@ -192,7 +204,7 @@ class EtcdCoordinator:
         if revision > self._compacted:
             self._compacted = revision
             with contextlib.suppress(_Refused):  # somebody else has, or this user may not
-                self._answer("kv/compaction", {"revision": revision})
+                self._answer(Anything, "kv/compaction", {"revision": revision})
 
     def _full(self) -> str:
         return (
@@ -205,15 +217,12 @@ class EtcdCoordinator:
 
     def _ranges(self, ranges: Sequence[tuple[str, str]], limit: int = 0) -> Snapshot:
         asked = [{"request_range": {"key": key, "range_end": end, "limit": limit}} for key, end in ranges]
-        answer = self._ask("kv/txn", {"compare": [], "success": asked, "failure": []})
-        self._revision = int(answer.get("header", {}).get("revision", 0))
-        return {
-            _decoded(one["key"]).decode()[len(self._root) :]: Versioned(
-                _decoded(one.get("value", "")), int(one["mod_revision"])
-            )
-            for response in answer.get("responses", [])
-            for one in response.get("response_range", {}).get("kvs", [])
-        }
+        answer = self._ask(Transacted, "kv/txn", {"compare": [], "success": asked, "failure": []})
+        self._revision = answer.header.revision
+        try:
+            return snapshot(answer, self._root, len(ranges))
+        except ValueError as error:
+            raise CoordinatorError(f"{self._place} does not answer as it should: {error}") from None
 
     def commit(self, transaction: Transaction) -> bool:
         if transaction.bound and not self._lease:
@@ -230,8 +239,8 @@ class EtcdCoordinator:
             if key in transaction.bound:
                 put["lease"] = self._lease
             writes.append({"request_put": put})
-        answer = self._ask("kv/txn", {"compare": compares, "success": writes, "failure": []}, again=False)
-        return bool(answer.get("succeeded", False))
+        what = {"compare": compares, "success": writes, "failure": []}
+        return self._ask(Transacted, "kv/txn", what, again=False).succeeded
 
     def _key(self, key: str) -> str:
         return _encoded(f"{self._root}{key}".encode())
@@ -243,10 +252,10 @@ class EtcdCoordinator:
 
     # -- calls --------------------------------------------------------------------------------------
 
-    def _ask(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+    def _ask(self, kind: type[T], path: str, what: dict[str, Any], *, again: bool = True) -> T:
         """One call.  Raises CoordinatorError."""
         try:
-            return self._answer(path, what, again=again)
+            return self._answer(kind, path, what, again=again)
         except _Refused as error:
             raise self._refusal(error) from None
 
@@ -267,14 +276,14 @@ class EtcdCoordinator:
             )
         return CoordinatorError(f"{self._place} refuses a call: {error}")
 
-    def _answer(self, path: str, what: dict[str, Any], *, again: bool = True) -> dict[str, Any]:
+    def _answer(self, kind: type[T], path: str, what: dict[str, Any], *, again: bool = True) -> T:
         """Raises _Refused, CoordinatorError."""
         deadline, trouble = Deadline(CALL_SECONDS), "no time was left"
         for _ in self._servers if again else self._servers[:1]:
             server = self._servers[self._at]
             try:
-                return self._asked_by_user(server, path, what, deadline)
-            except (_Refused, HTTPError, ValueError, KeyError) as error:
+                return decode(kind, self._asked_by_user(server, path, what, deadline))
+            except (_Refused, HTTPError, ValueError, OSError) as error:
                 if isinstance(error, _Refused) and error.code in _FINAL:
                     raise
                 trouble = f"{server.host}:{server.port}: {error}"
@@ -287,7 +296,7 @@ class EtcdCoordinator:
 
     def _asked_by_user(
         self, server: urllib3.HTTPConnectionPool, path: str, what: dict[str, Any], deadline: Deadline
-    ) -> dict[str, Any]:
+    ) -> bytes:
         """Logs in, if that is wanted, and again if the token is no good any more."""
         if not self._keys.user:
             return self._asked(server, path, what, deadline)
@@ -308,7 +317,7 @@ class EtcdCoordinator:
     def _log_in(self, server: urllib3.HTTPConnectionPool, deadline: Deadline) -> None:
         login = {"name": self._keys.user, "password": self._keys.password}
         try:
-            self._show(str(self._asked(server, "auth/authenticate", login, deadline)["token"]))
+            self._show(decode(Login, self._asked(server, "auth/authenticate", login, deadline)).token)
         except _Refused as error:
             raise _LoginRefused(error.code, str(error)) from None
 
@@ -321,17 +330,16 @@ class EtcdCoordinator:
     @staticmethod
     def _asked(
         server: urllib3.HTTPConnectionPool, path: str, what: dict[str, Any], deadline: Deadline
-    ) -> dict[str, Any]:
-        """Raises _Refused; HTTPError; ValueError for what is not JSON."""
+    ) -> bytes:
+        """Raises _Refused, HTTPError."""
         timeout = urllib3.Timeout(total=max(deadline.remaining, 0.01))
         body = typed_json.encode(what)
         answer = server.urlopen("POST", f"{_API}{path}", body, timeout=timeout, retries=False)
         if answer.status != 200:
-            raise _refused(answer.data)
-        said = typed_json.decode(dict[str, Any], answer.data)
-        if "error" in said:  # of a stream such as keepalive's
-            raise _refused(answer.data)
-        return said
+            raise _Refused(*refusal(answer.data))
+        if answer.data.startswith(b'{"error"'):  # of a stream such as keepalive's
+            raise _Refused(*refusal(answer.data))
+        return answer.data
 
     # -- the watch ----------------------------------------------------------------------------------
 
@@ -375,7 +383,7 @@ class _Watch:
             began_s = time.monotonic()
             try:
                 self._follow(self._servers[at], stop)
-            except (HTTPError, ValueError, KeyError, OSError) as error:
+            except (HTTPError, ValueError, OSError) as error:
                 if not isinstance(error, HTTPTimeout) and self._throttle.ready() and not stop.is_set():
                     logger.info("etcd's changes are not heard of at once reason=%s", error)
                 at = (at + 1) % len(self._servers)
@@ -394,20 +402,10 @@ class _Watch:
                 for line in response:
                     if stop.is_set():
                         return
-                    if any(key in self._wanted for key in _changed(line)):
+                    if any(key in self._wanted for key in changed(line)):
                         self._on_change()
             finally:
                 self._response = None
-
-
-def _changed(line: bytes) -> Iterator[str]:
-    """Raises ValueError if the server has ended this watch, which leaves the stream open and silent."""
-    if line.strip():
-        result = typed_json.decode(dict[str, Any], line).get("result", {})
-        if result.get("canceled"):
-            raise ValueError(result.get("cancel_reason") or "etcd has ended the watch")
-        for event in result.get("events", []):
-            yield _decoded(event["kv"]["key"]).decode()
 
 
 def _servers(place: CoordinatorPlace, keys: Keys) -> list[urllib3.HTTPConnectionPool]:
@@ -431,20 +429,5 @@ def _server(place: CoordinatorPlace, keys: Keys, host: str, port: int) -> urllib
     )
 
 
-def _refused(said: bytes) -> _Refused:
-    """The gateway's answer, in one line: `{"error": TEXT, "code": 3}`, or of a stream an object in `error`."""
-    text, code = said.decode(errors="replace"), -1
-    with contextlib.suppress(ValueError):
-        found = typed_json.decode(dict[str, Any], said)
-        error = found.get("error", text)
-        inner: dict[str, Any] = error if isinstance(error, dict) else {"grpc_code": found.get("code", -1)}
-        text, code = str(inner.get("message", error)), int(inner.get("grpc_code", -1))
-    return _Refused(code, " ".join(text.split())[:200])
-
-
 def _encoded(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
-
-def _decoded(value: str) -> bytes:
-    return base64.b64decode(value)

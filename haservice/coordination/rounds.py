@@ -33,6 +33,7 @@ from haservice.coordination.coordinator import (
     SessionEnded,
     Snapshot,
     Transaction,
+    outside,
 )
 from haservice.coordination.decision import (
     Action,
@@ -100,6 +101,14 @@ class Upkeep:
 
 
 Question = OpenSession | Renew | Read | Transact | Prune | Upkeep
+_DOING = {
+    OpenSession: "a session is opened",
+    Renew: "the session is renewed",
+    Read: "the keys are read",
+    Transact: "keys are written",
+    Prune: "the history is pruned",
+    Upkeep: "it is asked for alarms",
+}
 Round = Generator[Question, Any, float]
 """Returns after how many seconds the next round is due, if nothing wakes us before."""
 
@@ -403,12 +412,13 @@ def _only_tells(commit: Transaction) -> bool:
 
 
 def drive(round_: Round, coordinator: Coordinator) -> float:
-    """Does a round with a coordinator; each of its calls ends by its own deadline."""
+    """Does a round with a coordinator; each of its calls ends by its own deadline, and raises CoordinatorError only."""
     try:
         question = next(round_)
         while True:
             try:
-                answer = _asked(question, coordinator)
+                with outside(_DOING[type(question)]):
+                    answer = _asked(question, coordinator)
             except CoordinatorError as error:
                 question = round_.throw(error)
             else:

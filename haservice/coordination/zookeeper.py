@@ -19,6 +19,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -34,11 +35,11 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback as KazooCallback
-from kazoo.protocol.states import EventType, WatchedEvent, ZnodeStat
+from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
 from haservice.coordination.addresses import CoordinatorPlace, Keys
-from haservice.coordination.cluster import MEMBERS
+from haservice.coordination.cluster import MEMBERS, is_key
 from haservice.coordination.coordinator import (
     ABSENT,
     HISTORY,
@@ -76,6 +77,7 @@ class ZooKeeperCoordinator:
         self._keys = keys if keys is not None else Keys()
         self._client: KazooClient | None = None
         self._session = 0
+        self._makes_paths = False
         self._owners: dict[str, int] = {}
         """Keys that are bound to a session, as last read, and to which."""
         self._known: dict[str, tuple[int, Any]] = {}
@@ -93,7 +95,7 @@ class ZooKeeperCoordinator:
     def _open(self, timeout_s: float, *, makes_paths: bool) -> float:
         """Returns for how long the session lives for certain."""
         self.close()
-        client, keys = self._made(timeout_s), self._keys
+        client = self._made(timeout_s)
         negotiated_ms: list[float] = []
         connect = client._connection._connect
 
@@ -104,25 +106,40 @@ class ZooKeeperCoordinator:
             return read_ms, connect_ms
 
         client._connection._connect = connected
+        client.add_listener(partial(self._state_is, client))
         try:
             client.start(timeout=CONNECT_SECONDS)
-            if keys.user:
-                client.add_auth("digest", f"{keys.user}:{keys.password}")
-            for path in (
-                ()
-                if not makes_paths
-                else (self._root, f"{self._root}/{MEMBERS[:-1]}", f"{self._root}/{HISTORY[:-1]}")
-            ):
-                client.ensure_path(path)
+            session = client._session_id
         except (KazooException, KazooTimeoutError, OSError) as error:
             _end(client)
             raise self._trouble(error) from None
-        self._client, self._session = client, client.client_id[0]
+        if not session or not negotiated_ms:
+            _end(client)
+            raise CoordinatorError(f"{self._place} does not answer: the connection was lost at once")
+        self._client, self._session, self._makes_paths = client, session, makes_paths
         self._known.clear()
         self._generation += 1
+        try:
+            self._log_in()
+            self._make_paths()
+        except CoordinatorError:
+            self.close()
+            raise
         self._watch_anew()
         lives_s = negotiated_ms[-1] / 1000
         return lives_s - min(FORWARDED_SECONDS_MAX, lives_s / 4)
+
+    def _log_in(self) -> None:
+        keys = self._keys
+        if keys.user:
+            self._call(lambda client: client.add_auth_async("digest", f"{keys.user}:{keys.password}"))
+
+    def _make_paths(self, deadline: Deadline | None = None) -> None:
+        """Where keys lie, unless we are an operator's.  Whoever deleted one of these paths left us our session."""
+        names = ("", f"/{MEMBERS[:-1]}", f"/{HISTORY[:-1]}") if self._makes_paths else ()
+        for name in names:
+            path = f"{self._root}{name}"
+            self._call(lambda client: client.ensure_path_async(path), deadline)  # noqa: B023 - called at once
 
     def renew(self) -> None:
         """Only the leader answers it, and only for a session that lives."""
@@ -178,14 +195,17 @@ class ZooKeeperCoordinator:
         deadline = Deadline(CALL_SECONDS)
         self._call(lambda client: client.sync_async(self._root), deadline)
         self._hear_watches(deadline)
-        keys = [one for one in self._children("", deadline) if f"{one}/" not in (MEMBERS, HISTORY)]
+        names = [one for one in self._children("", deadline) if f"{one}/" not in (MEMBERS, HISTORY)]
+        keys = [one for one in names if is_key(one)]
         keys += [f"{MEMBERS}{one}" for one in self._children(MEMBERS, deadline)]
         found = self._values(keys, deadline, watched=True)
         for gone in self._known.keys() - found.keys() - {"", MEMBERS}:
             del self._known[gone]
             self._stale.discard(gone)
         self._owners = {key: stat.ephemeralOwner for key, (_, stat) in found.items() if stat.ephemeralOwner}
-        return {key: Versioned(value, stat.version + 1) for key, (value, stat) in found.items()}
+        # Another's node is not read, which its ACL may forbid; nobody looks at its version.
+        strange = {one: Versioned(b"", 1) for one in names if not is_key(one)}
+        return strange | {key: Versioned(value, stat.version + 1) for key, (value, stat) in found.items()}
 
     def upkeep(self, *, cleans: bool) -> str:
         """It keeps no old versions, and raises no alarm."""
@@ -193,8 +213,7 @@ class ZooKeeperCoordinator:
 
     def history(self) -> Snapshot:
         deadline = Deadline(CALL_SECONDS)
-        path = self._path(HISTORY[:-1])
-        names = self._call(lambda client: client.get_children_async(path), deadline)
+        names = self._below(self._path(HISTORY[:-1]), deadline)
         found = self._values([f"{HISTORY}{one}" for one in sorted(names)], deadline)
         return {key: Versioned(value, stat.version + 1) for key, (value, stat) in found.items()}
 
@@ -204,7 +223,14 @@ class ZooKeeperCoordinator:
         if known is None or not self._is_fresh(parent, known[0]):
             path = f"{self._root}/{parent}".rstrip("/")
             generation = self._asks(parent)
-            names = self._call(lambda client: client.get_children_async(path, watch=self._noticed), deadline)
+            try:
+                names = self._call(
+                    lambda client: client.get_children_async(path, watch=self._noticed), deadline
+                )
+            except NoNodeError:  # somebody has deleted it
+                self._known.pop(parent, None)
+                self._make_paths(deadline)
+                return []
             known = self._known[parent] = generation, sorted(names)
         names = known[1]
         return list(names)
@@ -242,10 +268,12 @@ class ZooKeeperCoordinator:
         """In kazoo's thread: a node has changed, or all watches are gone with a connection."""
         if event.path is None:
             self._generation += 1
-        elif event.type == EventType.CHILD:
-            self._stale.add(f"{event.path}/"[len(self._root) + 1 :])
-        else:
-            self._stale.add(event.path[len(self._root) + 1 :])
+            return
+        key = event.path[len(self._root) + 1 :]
+        if event.type != EventType.CHILD:
+            self._stale.add(key)
+        if event.type != EventType.CHANGED:  # one that is deleted has no children either
+            self._stale.add(f"{key}/" if key else "")
 
     def _hear_watches(self, deadline: Deadline) -> None:
         """Returns when kazoo has told of all changes that it had heard of before the answer to our last call."""
@@ -296,8 +324,9 @@ class ZooKeeperCoordinator:
     # -- calls --------------------------------------------------------------------------------------
 
     def _alive(self) -> KazooClient:
+        """Raises SessionEnded.  `client_id` tells nothing: it is None while the connection is lost."""
         client = self._client
-        if client is None or client.client_id is None or client.client_id[0] != self._session:
+        if client is None or client._session_id != self._session:
             raise SessionEnded(f"{self._place} has ended this broker's session")
         return client
 
@@ -337,18 +366,37 @@ class ZooKeeperCoordinator:
         self._watch_anew()
 
     def _watch_anew(self) -> None:
-        """A watch of ZooKeeper's tells of one change: kazoo's DataWatch sets it anew."""
-        client, (keys, on_change) = self._client, self._watched
-        if client is not None:
-            for key in keys:
-                client.DataWatch(self._path(key), func=lambda *_: on_change())
+        """After each connection; watches are gone with the last one, and something may have changed since."""
+        keys, on_change = self._watched
+        for key in keys:
+            self._watch_one(key)
+        on_change()
+
+    def _watch_one(self, key: str) -> None:
+        """A watch of ZooKeeper's tells of one change, so it is set anew each time.  Nobody waits for the answer."""
+        client, on_change = self._client, self._watched[1]
+        if client is None:
+            return
+
+        def told(event: WatchedEvent) -> None:
+            if event.path is not None and self._client is client:
+                self._watch_one(key)
+                on_change()
+
+        client.exists_async(self._path(key), watch=told)
+
+    def _state_is(self, client: KazooClient, state: str) -> None:
+        """In kazoo's thread, which must not wait."""
+        if state == KazooState.CONNECTED and self._client is client:
+            self._watch_anew()
 
 
 def _end(client: KazooClient) -> None:
-    with contextlib.suppress(KazooException, KazooTimeoutError, OSError):
-        client.stop()
-    with contextlib.suppress(KazooException, KazooTimeoutError, OSError):
-        client.close()
+    for step in (client.stop, client.close):
+        try:
+            step()
+        except Exception as error:  # its session ends by itself
+            logger.debug("a connection to ZooKeeper is not closed reason=%s", error)
 
 
 def _text(error: BaseException) -> str:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 OnFailure = Callable[[str, BaseException], None]
 
+# With this a task is cancelled whose owner has gone on meanwhile: what it would tidy up may be another's by now.
+GIVEN_UP = "given up"
 # For look-ups of host names, and for work that would block the loop.
 WORK_THREADS = 2
 
@@ -133,6 +135,7 @@ class LoopTask:
         self._work = work
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
+        self._is_given_up = False
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -145,6 +148,7 @@ class LoopTask:
         except RuntimeError:  # the loop is closed, and has ended it
             return True
         if not self._ended.wait(deadline.remaining):
+            self._is_given_up = True
             logger.error("task did not stop in time name=%s", self.name)
             return False
         return True
@@ -159,7 +163,7 @@ class LoopTask:
         if self._task is None:  # never started
             self._ended.set()
         else:
-            self._task.cancel()
+            self._task.cancel(GIVEN_UP if self._is_given_up else None)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():

@@ -285,6 +285,16 @@ def test_a_successor_does_not_wait_for_a_port_for_ever(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("signals_kept")
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_successor_waits_for_descriptors_and_memory(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setattr(daemons, "ROOM_SECONDS", 0.01)
+    last = FakeNode(terminate)
+    second = FakeNode(refuse(code), last)
+    daemons.run(FakeNode(lambda node: node.on_restart(), second))
+    assert (second.calls, last.calls) == (["start", "again"], ["start", "stop"])
+
+
+@pytest.mark.usefixtures("signals_kept")
 def test_a_start_that_fails_otherwise_or_at_first_ends_the_process() -> None:
     for node in (
         FakeNode(refuse(errno.ENOSPC)),

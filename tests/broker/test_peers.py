@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -67,3 +68,12 @@ def test_a_pull_keeps_its_connection_from_the_first_piece_to_the_last(peer: Peer
 def test_one_piece_needs_no_more_than_one_question(peer: Peer, peers: Peers) -> None:
     assert peers.read_log(peer.addr, 300, 10) == LOG[300:310]
     wait_until(lambda: len(peer.closed) == len(peer.connections) == 1, "the connection is closed")
+
+
+def test_who_cannot_be_reached_is_told_once(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "haservice.broker.roles.peers"):
+        for _ in range(3):
+            assert peers.ask(["127.0.0.1:2"]).peers == []
+    told = [one.getMessage() for one in caplog.records]
+    assert len(told) == 1
+    assert told[0].startswith("peer unreachable addr=127.0.0.1:2 reason=127.0.0.1:2: Connection refused")

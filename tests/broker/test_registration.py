@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -251,6 +252,21 @@ def test_a_broker_unregisters_where_it_is_known_though_the_last_call_failed(
     registered.registration._disbelieve(addr)
     registered.stop()
     assert brokers(client, addr) == {}
+
+
+def test_a_task_that_is_cancelled_late_unregisters_nobody(
+    register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
+) -> None:
+    """Its loop stood still while the broker took another role: who is registered by now is its successor."""
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr])
+    assert registered.registration.first_round.wait(10)
+    goes_on = threading.Event()
+    registered.task._thread.loop.call_soon_threadsafe(goes_on.wait, 40)
+    assert not registered.task.stop(Deadline(0.05))
+    goes_on.set()
+    assert registered.task._ended.wait(40)
+    assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10911"}}
 
 
 def test_a_slave_without_a_master_asks_again_soon(

@@ -11,6 +11,7 @@ import pytest
 
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.node import BrokerNode
+from haservice.broker.roles import startup
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
@@ -30,6 +31,26 @@ def stopped(start: Start, client: BlockingClient) -> LineageFile:
     assert send(client, addr_of(node), "Topic", b"body").code == ResponseCode.SUCCESS
     node.stop()
     return LineageFile(node.config.log.root)
+
+
+def test_a_lineage_that_could_not_be_read_is_told_as_that(
+    start: Start, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told as a role that somebody had changed."""
+    file = stopped(start, client)
+    file.update(command=RoleCommand("SLAVE", 1, "ASYNC_MASTER", 99, "by hand"))
+    left = [OSError(errno.EMFILE, "Too many open files")]
+
+    class Unread(LineageFile):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            if left:
+                raise left.pop()
+            super().__init__(*args, **more)
+
+    monkeypatch.setattr(startup, "LineageFile", Unread)
+    with pytest.raises(OSError, match="Too many open files"):
+        start()
+    assert start().config.broker.role is BrokerRole.SLAVE
 
 
 def test_a_master_without_a_number_for_its_epoch_is_held_until_an_operator_says_so(

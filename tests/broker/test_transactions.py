@@ -176,13 +176,14 @@ RULE_TABLE: list[tuple[str, Half, list[tuple[str, int]], int]] = [
     ("exactly as old as the timeout", Half(age_ms=6000), [("Check", 0)], 1),
     ("younger than the timeout", Half(age_ms=5999), [], 0),
     ("born in the future", Half(age_ms=-5000, stored_ms=MINUTE), [("Check", 0)], 1),
-    ("stored in this very round", Half(stored_ms=0), [], 0),
+    ("stored by a clock that was set back since", Half(stored_ms=-100 * 3_600_000), [("Check", 0)], 1),
     ("gone from the log", Half(gone=True), [], 1),
     ("asked about once less than allowed", Half(properties={CHECK_TIMES: "14"}), [("Check", 0)], 1),
     ("asked about as often as allowed", Half(properties={CHECK_TIMES: "15"}), [("Discard", 0)], 1),
     ("checks that are no number", Half(properties={CHECK_TIMES: "many"}), [("Check", 0)], 1),
     ("checks of thousands of digits", Half(properties={CHECK_TIMES: DIGITS}), [("Check", 0)], 1),
     ("older than the log keeps messages", Half(age_ms=73 * 3_600_000), [("Discard", 0)], 1),
+    ("of a producer whose clock is days behind", Half(73 * 3_600_000, MINUTE), [("Check", 0)], 1),
     ("nobody to ask", Half(properties={"PGROUP": ""}), [("Discard", 0)], 1),
     ("immune for longer than its age", Half(properties={IMMUNITY_SECONDS: "61"}), [("PutBack", 0)], 1),
     ("immune no longer", Half(properties={IMMUNITY_SECONDS: "60"}), [("Check", 0)], 1),
@@ -203,6 +204,24 @@ def test_what_becomes_of_an_open_message(
     walk = store.walk()
     assert checked(store.round(walk)) == steps
     assert walk.progress()[0] == passed
+
+
+def test_a_clock_that_is_set_ahead_discards_nothing(store: Store) -> None:
+    """Its own rounds believe the clock; what is old does not."""
+    store.put(Half())
+    passes_ms, stepped_ms = store.now_ms, store.now_ms + 100 * 3_600_000
+    walk = store.walk(now_ms=lambda: stepped_ms, unstepped_ms=lambda: passes_ms)
+    assert checked(store.round(walk)) == [("Check", 0)]
+
+
+def test_what_comes_in_a_round_waits_for_the_next(store: Store) -> None:
+    store.put(Half())
+    walk = store.walk()
+    steps = walk.steps()
+    assert isinstance(next(steps), Check)
+    store.put(Half())
+    assert list(steps) == []
+    assert checked(store.round(walk)) == [("Check", 1)]
 
 
 @pytest.mark.parametrize("half", [row[1] for row in RULE_TABLE], ids=[row[0] for row in RULE_TABLE])

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.disk import store_lock
 from commitlog.disk.files import Files
+from commitlog.disk.store_lock import is_locked
 from commitlog.errors import CommitLogError, DirectoryLocked, StoreLocked, StoreUnreadable
 from commitlog.kernel.layout import MESSAGE_MAGIC_V2
 from commitlog.kernel.records import encode, stamp
@@ -139,6 +141,24 @@ def test_a_store_opens_once_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_bytes() == b"lock"
     store.close()
     open_store(tmp_path).close()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.ESTALE])
+def test_a_lock_that_cannot_be_looked_at_is_not_taken_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    assert not is_locked(tmp_path / "nothing")
+    assert not is_locked(tmp_path)
+    (tmp_path / "lock").write_bytes(b"lock")
+    assert not is_locked(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store_lock, "open", fails, raising=False)
+    with pytest.raises(StoreUnreadable, match="does a broker run on it") as told:
+        is_locked(tmp_path)
+    assert os.strerror(code) in str(told.value)
 
 
 def test_a_store_of_another_process_is_locked(tmp_path: Path) -> None:

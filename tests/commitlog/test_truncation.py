@@ -65,6 +65,30 @@ def edges(store: Store) -> list[int]:
 # -- the log is cut --------------------------------------------------------------------------------
 
 
+def test_dispatch_and_flush_go_on_until_the_long_passes_rest(tmp_path: Path) -> None:
+    store = open_store(tmp_path, replica=False)
+    fill(store)
+    edge = edges(store)[-1]
+    with store.retention.at_work:
+        cutting = threading.Thread(target=store.rewind, args=(edge,))
+        cutting.start()
+        wait_until(store.queue_flusher.at_work.locked, "the cut waits for what is before it")
+        assert dispatched(store).dispatcher.position == store.log.end
+        store.flusher.step()
+    cutting.join(40)
+    assert store.log.end == edge
+
+
+def test_a_cut_that_fails_answers_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path, replica=False)
+    fill(store)
+    told: list[int] = []
+    monkeypatch.setattr(store.flusher, "give_up_waiters", lambda: told.append(1))
+    with pytest.raises(CommitLogError):
+        store.rewind(edges(store)[-1] + 1)
+    assert told == [1]
+
+
 @pytest.mark.parametrize("kept", [0, 1, 7, 13, 20, 33, 34])
 def test_what_is_left_is_as_if_no_more_had_been_written(tmp_path: Path, kept: int) -> None:
     store = open_store(tmp_path, replica=False)

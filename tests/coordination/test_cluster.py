@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from haservice.coordination.cluster import (
     Cluster,
+    HistoryEntry,
     Leaseholder,
     MemberState,
     Settings,
     Status,
     decode,
+    decode_history,
 )
 from haservice.coordination.coordinator import Versioned
 from haservice.coordination.voters import Voters
@@ -33,6 +35,7 @@ members = st.builds(
     lost_power=st.booleans(),
     reached=numbers,
 )
+ID = "0123456789abcdef" * 2
 told = st.dictionaries(st.text(), st.builds(Mark, numbers, numbers), max_size=3)
 
 
@@ -94,16 +97,18 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("voters", b"7", "Expected `object`, got `int`"),
         ("voters", b'{"ids": [], "needed": -1}', "Expected `int` >= 0 - at `$.needed`"),
         (
-            "members/a",
+            f"members/{ID}",
             b'{"replica_id": "a", "life": "l", "mark": 5}',
             "Expected `array`, got `int` - at `$.mark`",
         ),
         (
-            "members/a",
+            f"members/{ID}",
             b'{"replica_id": "a", "life": "l", "mark": [1, "x"]}',
             "Expected `int`, got `str` - at `$.mark[1]`",
         ),
         ("settings", b'{"paused": 1}', "Expected `bool`, got `int` - at `$.paused`"),
+        ("settings", b'{"ttl_s": 0}', "ttl_s=0, loop_s=1: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"loop_s": 0}', "ttl_s=5, loop_s=0: a lease lives for 1 ... 3600 s"),
         ("settings", b'{"ttl_s": true}', "Expected `float`, got `bool` - at `$.ttl_s`"),
     ],
 )
@@ -111,3 +116,35 @@ def test_what_is_not_ours_is_refused_with_its_key(key: str, value: bytes, why: s
     said = f"key {key} is not what we write, is it another program's? {why}"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         decode({key: Versioned(value, 1)})
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"{}", b"[" * 100_000, b"7"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "x",
+        r"\xff\xfe",
+        "",
+        "master/x",
+        "epoch2",
+        "members",
+        "history",
+        "members/",
+        "members/x/y",
+        "members/x",
+    ],
+)
+def test_a_key_that_is_none_of_ours_is_left_alone(key: str, value: bytes) -> None:
+    found = decode({"epoch": Versioned(b"7", 1), key: Versioned(value, 2)})
+    assert (found.epoch, found.members, found.strange) == (7, {}, (key,))
+
+
+def test_a_copy_of_a_member_is_no_member() -> None:
+    value = encode(MemberState(ID, "l"))
+    found = decode({f"members/{ID}": Versioned(value, 1), "members/copy": Versioned(value, 2)})
+    assert (list(found.members), found.strange) == ([ID], ("members/copy",))
+
+
+def test_of_the_history_what_is_none_of_ours_is_left_alone() -> None:
+    entry = Versioned(encode(HistoryEntry("a", 7)), 1)
+    assert decode_history({"history/7": entry, "history/x": Versioned(b"\xff", 1)}) == [HistoryEntry("a", 7)]

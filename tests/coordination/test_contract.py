@@ -7,12 +7,15 @@ import itertools
 import re
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+from kazoo.security import make_digest_acl
 
 from haservice.coordination.addresses import Keys, place_of
+from haservice.coordination.cluster import decode
 from haservice.coordination.connect import CoordinatorMissing, coordinator_at
 from haservice.coordination.coordinator import (
     ABSENT,
@@ -22,9 +25,18 @@ from haservice.coordination.coordinator import (
     Transaction,
     Versioned,
 )
+from haservice.coordination.etcd import EtcdCoordinator
 from haservice.coordination.zookeeper import ZooKeeperCoordinator
 from haservice.devtools.relay import Relay
-from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, opened, zookeeper
+from tests.support.coordinators import (
+    ETCD_MISSING,
+    ZOOKEEPER_MISSING,
+    Server,
+    ask_etcd,
+    etcd,
+    opened,
+    zookeeper,
+)
 from tests.support.memory_coordinator import MemoryCoordinator, MemoryServer
 from tests.support.waiting import wait_until
 
@@ -297,6 +309,27 @@ def test_who_has_closed_comes_again(kind: Kind) -> None:
     assert values(one) == {}
 
 
+def test_a_key_that_is_none_of_ours_stops_nobody(kind: Kind) -> None:
+    one = kind.connected()
+    assert one.commit(put("epoch", b"1"))
+    if isinstance(one, ZooKeeperCoordinator):
+        stranger = f"{one._root}/stranger"
+        assert one._client is not None
+        one._client.create(stranger, b"\xff\xfe", acl=[make_digest_acl("somebody", "secret", all=True)])
+        name = "stranger"
+    elif isinstance(one, EtcdCoordinator):
+        key = b64encode(one._root.encode() + b"\xff\xfe").decode()
+        ask_etcd(kind.servers[0], "kv/put", {"key": key, "value": "/w=="})
+        name = r"\xff\xfe"
+        assert f"test/{kind._name}" in one.names()
+    else:
+        assert one.commit(put("stranger", b"\xff\xfe"))
+        name = "stranger"
+    found = decode(one.read())
+    assert (found.epoch, found.strange) == (1, (name,))
+    assert one.commit(put("epoch", b"2", found.version("epoch")))
+
+
 def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
     for scheme in ("etcd", "zookeeper"):
         coordinator = real(scheme, "nobody", 1)
@@ -306,6 +339,63 @@ def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
             coordinator.read()
         coordinator.close()
         coordinator.close()
+
+
+def test_of_zookeeper_deleted_paths_come_back(zookeeper_server: list[Server]) -> None:
+    kind = Kind(partial(real, "zookeeper"), zookeeper_server)
+    one, other = kind.connected(10.0), kind.connected(10.0)
+    assert isinstance(one, ZooKeeperCoordinator)
+    assert one._client is not None
+    heard: list[int] = []
+    one.watch(("master",), lambda: heard.append(1))
+    for path in ("", "/members", "/history"):
+        assert one.commit(put("epoch", b"1"))
+        assert other.commit(put("members/a", b"1", bound=True))
+        assert values(one) == {"epoch": b"1", "members/a": b"1"} == values(other)
+        one._client.delete(f"{one._root}{path}", recursive=True)
+        assert other.history() == {}
+        for who in (one, other):
+            who.renew()
+            assert values(who) == (
+                {} if not path else {"epoch": b"1"} | ({"members/a": b"1"} if "his" in path else {})
+            )
+        assert other.commit(put("members/b", b"2", bound=True))
+        assert one.read()["members/b"].value == b"2"
+        before = len(heard)
+        assert other.commit(put("master", b"2", bound=True))
+        wait_until(lambda before=before: len(heard) > before)
+        one._client.delete(one._root, recursive=True)
+        assert values(one) == {}
+    kind.close()
+
+
+def test_of_zookeeper_a_lost_connection_ends_no_session(zookeeper_server: list[Server]) -> None:
+    kind = Kind(partial(real, "zookeeper"), zookeeper_server)
+    with Relay(zookeeper_server[0].port) as way:
+        one = kind.connected(20.0, port=way.port)
+        assert one.commit(put("members/a", b"a", bound=True))
+        heard: list[int] = []
+        one.watch(("master",), lambda: heard.append(1))
+
+        def is_renewed() -> bool:
+            try:
+                one.renew()
+            except SessionEnded as error:
+                raise AssertionError(f"the session lives: {error}") from None
+            except CoordinatorError:
+                return False
+            return True
+
+        for number in range(5):
+            way.cut()
+            wait_until(is_renewed, "renewed", 40.0)
+            before = len(heard)
+            other = kind.connected()
+            assert other.commit(put("master", b"%d" % number, bound=True))
+            wait_until(lambda before=before: len(heard) > before)
+            other.close()
+        assert one.commit(put("members/a", b"b", one.read()["members/a"].version, bound=True))
+        kind.close()
 
 
 def test_zookeeper_is_asked_only_for_what_has_changed(

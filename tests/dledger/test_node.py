@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +19,7 @@ from commitlog.errors import StoreLocked
 from haservice.devtools.pair import free_port_block
 from haservice.dledger.codes import DLedgerRequestCode, DLedgerResponseCode
 from haservice.dledger.events import CommittedTo, MemberAction, MemberEvent, MemberRole, RoleIs
+from haservice.dledger.member import DLedgerMember
 from haservice.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,
@@ -262,7 +265,7 @@ def test_who_waits_when_a_node_stops_is_told_and_what_came_of_it_is_open(group: 
     assert leader.stop()
 
 
-def test_a_vote_that_cannot_be_saved_is_never_given_and_ends_the_member(group: Group) -> None:
+def test_a_vote_that_cannot_be_saved_is_never_given_and_the_member_rests(group: Group) -> None:
     """n2 would decide the election, and its disk keeps no vote."""
     group.boot("n0", "n1", "n2")
     group.leader()
@@ -270,8 +273,8 @@ def test_a_vote_that_cannot_be_saved_is_never_given_and_ends_the_member(group: G
     group.boot("n2")
     group.files["n2"].fail("rename", errno.EIO)
     group.boot("n0")
-    wait_until(lambda: group.failures, "n2 ends")
-    assert [thread for thread, _ in group.failures] == ["dledger-loop"]
+    wait_until(lambda: group.up["n2"].resting, "n2 rests")
+    assert group.failures == []
     assert group.up["n2"].append([b"x"]).result(ANSWER_S).code is DLedgerResponseCode.TERM_CHANGED
     answer = AppendEntryRequest(group="group", remote_id="n2", body=b"x")
     with BlockingClient() as client:
@@ -279,6 +282,8 @@ def test_a_vote_that_cannot_be_saved_is_never_given_and_ends_the_member(group: G
     assert refused.code == 1
     assert "takes no part" in str(refused.remark)
     assert group.up["n0"].status.role is not MemberRole.LEADER
+    group.files["n2"].heal()
+    assert group.leader().append([b"more"]).result(ANSWER_S).code is OK
 
 
 def test_a_leader_whose_disk_keeps_nothing_acknowledges_nothing_and_another_leads(group: Group) -> None:
@@ -295,7 +300,10 @@ def test_a_leader_whose_disk_keeps_nothing_acknowledges_nothing_and_another_lead
     assert leader.store.flushed_index == 0
 
 
-def test_a_leader_that_cannot_read_what_it_has_to_push_ends_and_another_leads(group: Group) -> None:
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
+def test_a_leader_that_cannot_read_what_it_has_to_push_rests_and_another_leads(
+    group: Group, code: int
+) -> None:
     """Stock's 87: its dispatcher tried again and again, and led on."""
     group.boot("n0", "n1", "n2")
     assert group.leader().append([b"kept"]).result(ANSWER_S).code is OK
@@ -304,12 +312,107 @@ def test_a_leader_that_cannot_read_what_it_has_to_push_ends_and_another_leads(gr
     group.boot("n0", "n1")
     leader = group.leader()
     name = group.name(leader)
-    group.files[name].fail("pread", errno.EIO)
+    group.files[name].fail("pread", code)
     group.boot("n2")
-    wait_until(lambda: group.failures, "it ends")
-    assert "Input/output error" in str(group.failures[0][1])
-    group.up.pop(name).stop()
+    wait_until(lambda: leader.resting, "it rests")
+    assert os.strerror(code) in leader.resting
+    others = {one: node for one, node in group.up.items() if one != name}
+    wait_until(
+        lambda: [one for one in others.values() if one.status.role is MemberRole.LEADER], "another leads"
+    )
+    group.files[name].heal()
     assert group.leader().append([b"more"]).result(ANSWER_S).last_index == 1
+    group.level()
+    assert not leader.resting
+    assert group.failures == []
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO])
+def test_a_member_whose_vote_is_not_saved_rests_and_comes_back(group: Group, code: int) -> None:
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    assert leader.append([b"kept"]).result(ANSWER_S).code is OK
+    group.level()
+    names = [name for name, node in group.up.items() if node is not leader]
+    for name in names:
+        group.files[name].fail("rename", code, times=1)
+    group.stop(group.name(leader))
+    wait_until(
+        lambda: any(group.files[name].calls["rename"] for name in names) and group.leader(), "one leads"
+    )
+    assert group.leader().append([b"more"]).result(ANSWER_S).code is OK
+    assert group.failures == []
+
+
+def test_a_member_that_cannot_begin_again_rests_on(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shell forgot it, after one error in the log."""
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    name, node = next((name, node) for name, node in group.up.items() if node is not leader)
+    made: list[int] = []
+    make = node._shell._make_member
+
+    def make_member(committed_index: int, asked: int) -> DLedgerMember:
+        made.append(asked)
+        if len(made) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return make(committed_index, asked)
+
+    monkeypatch.setattr(node._shell, "_make_member", make_member)
+    monkeypatch.setattr(shell, "REST_S", 0.1)
+    group.files[name].fail("rename", errno.ENOSPC, times=1)
+    other = next(one for one in group.up if group.up[one] not in (leader, node))
+    group.stop(group.name(leader))
+    wait_until(lambda: len(made) > 1 or group.up[other].status.role is MemberRole.LEADER, "a vote")
+    if not made:  # the other was elected without a vote of this one's own
+        group.boot(next(one for one in group.peers if one not in group.up))
+        node._shell._calls.call(lambda: _rest(node))
+    wait_until(lambda: len(made) > 1 and not node.resting, "it takes part again")
+    group.level()
+    assert group.failures == []
+
+
+def _rest(node: DLedgerNode) -> None:
+    with node._shell._lock:
+        node._shell._rest("for the test")
+
+
+def test_a_disk_that_stands_still_at_a_vote_holds_up_nobody_who_asks(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+    assert leader.append([b"kept"]).result(ANSWER_S).code is OK
+    group.level()
+    term = leader.status.term
+    leader.peers()
+    leader.look()
+    saves, goes_on = threading.Event(), threading.Event()
+    save = leader._term_file.save
+
+    def slow(term: int, vote: str | None) -> None:
+        saves.set()
+        assert goes_on.wait(60)
+        save(term, vote)
+
+    monkeypatch.setattr(leader._term_file, "save", slow)
+    other = next(name for name, node in group.up.items() if node is not leader)
+    assert leader.hand_over(other)
+    assert saves.wait(60), "it hears of a newer term"
+    done = threading.Event()
+
+    def ask() -> None:
+        assert not leader.place([b"late"], term).entries
+        assert leader.peers()
+        assert leader.look() is not None
+        done.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert done.wait(30), "whoever asks is answered while the disk stands still"
+    goes_on.set()
+    asking.join()
+    assert group.leader().append([b"more"]).result(ANSWER_S).code is OK
 
 
 def test_a_member_that_takes_connections_and_says_nothing_delays_nobody(group: Group) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from haservice.broker.lease.keeper import LeaseFigures
+from haservice.broker.lease.figures import LeaseFigures
 from haservice.broker.metrics.facts import Disk, GroupFacts, MemberFacts, TopicFacts, TrafficFacts
 from haservice.broker.metrics.families import exposition_of
 from haservice.nameserver import monitoring

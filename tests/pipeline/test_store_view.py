@@ -294,6 +294,12 @@ def test_what_a_broker_has_not_confirmed_is_not_read(tmp_path: Path) -> None:
     assert view.confirmed_end() == confirmed
     sample(
         tmp_path, json.dumps({"ts": now_ms - 60_000, "confirmed": 0}) + "\n"
-    )  # of a broker that has stopped
+    )  # of a broker whose clock is behind, or that has stopped
+    assert view.live()
+    os.utime(tmp_path / "hasamples" / "ha.jsonl", (0, now_ms / 1000 - 60))
     assert not view.live()
     assert view.confirmed_end() == end
+    ahead = json.dumps({"ts": now_ms + 600_000, "confirmed": end - 1}) + "\n"  # by another machine's clock
+    sample(tmp_path, ahead)
+    assert view.live()
+    assert view.confirmed_end() == confirmed

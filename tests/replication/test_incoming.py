@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.server import RemotingServer
+from haservice.replication.master.incoming import Incoming
 from haservice.replication.master.service import MasterHAService
 from tests.support.messages import batch_body
 from tests.support.replication import Acked, ScriptedSlave, fill_raw, master, message, open_log
@@ -316,3 +319,31 @@ def test_no_append_of_any_kind_waits_for_a_heartbeat(tmp_path: Path) -> None:
                 slave.report(end)
                 wait_until(lambda end=end: acked.outcomes.get(end) is True)  # type: ignore[misc]
         thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("stands_still", [True, False])
+def test_a_loop_that_stood_still_with_the_process_keeps_its_link(
+    stands_still: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pause one wait of the thread is over, whatever it lasted."""
+    with socket.socket() as link:
+        one = Incoming(
+            loop=None,  # type: ignore[arg-type]
+            link=link,  # type: ignore[arg-type]
+            take=lambda _: None,
+            heard_s=time.monotonic,
+            shut_down=lambda: None,
+        )
+        waits: list[float] = []
+
+        def acquire(timeout: float) -> bool:
+            waits.append(timeout)
+            return stands_still and len(waits) == 2
+
+        monkeypatch.setattr(one, "_turn", SimpleNamespace(acquire=acquire, release=lambda: None))
+        if stands_still:
+            one._take_back()
+        else:
+            with pytest.raises(OSError, match="the loop does not end"):
+                one._take_back()
+            assert sum(waits) == 5.0

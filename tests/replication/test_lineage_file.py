@@ -26,6 +26,9 @@ from haservice.replication.lineage.file import (
     encode_state,
 )
 from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.master.recorder import ReplicaRecorder
+from haservice.replication.slave.recorder import MasterRecorder
+from haservice.replication.status import MasterHeard
 
 FULL = LineageState(
     "id",
@@ -150,6 +153,29 @@ def test_a_replica_that_was_not_in_sync_and_away_for_a_week_is_forgotten(tmp_pat
     assert set(file.state.replicas) == {"gone", "gone in sync", "here"}
     file.saw("here", Replica("addr", 2, FORGET_MS + 1000, True))
     assert set(LineageFile(tmp_path).state.replicas) == {"gone in sync", "here"}
+
+
+def test_a_clock_that_is_set_ahead_forgets_nobody(tmp_path: Path) -> None:
+    now_ms = 10**12
+    file = LineageFile(tmp_path, clock_s=lambda: now_ms / 1000)
+    file.saw("away", Replica("addr", 1, now_ms - 1000, False))
+    file.saw("here", Replica("addr", 2, now_ms + FORGET_MS + 1000, True))
+    assert set(file.state.replicas) == {"away", "here"}
+
+
+@pytest.mark.parametrize("at_ms", [10**12 - FORGET_MS, 10**12 + FORGET_MS])
+def test_a_clock_that_is_set_back_or_ahead_keeps_nothing_from_being_written(
+    tmp_path: Path, at_ms: int
+) -> None:
+    """What a replica had when the clock was set back was told for as long as the clock had gone back."""
+    file = LineageFile(tmp_path)
+    file.saw("a", Replica("addr", 1, 10**12, True))
+    recorder = ReplicaRecorder(file, lambda: {"a": Replica("addr", 9, at_ms, True)})
+    recorder._record()
+    assert file.state.replicas["a"].offset == 9
+    file.heard_master(file.state.lineage, 5, 10**12)
+    MasterRecorder(file, lambda: MasterHeard(5, at_ms))._record(at_end=False)
+    assert file.state.master_heard_ms == at_ms
 
 
 def test_replicas_that_are_noted_at_once_are_all_there(tmp_path: Path) -> None:

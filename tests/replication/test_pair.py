@@ -251,6 +251,22 @@ def test_a_large_log_arrives_through_the_largest_frames(tmp_path: Path) -> None:
     assert bytes_of(copy) == pattern(0, size)
 
 
+def test_a_record_of_a_clock_ahead_makes_no_slave_level(tmp_path: Path) -> None:
+    """It was stored by a master whose clock was ahead, or before ours was set back."""
+    now_ms = 10**12
+    source = CommitLog.open(
+        LogOptions(root=tmp_path, segment_bytes=SEGMENT_BYTES),
+        store_host=STORE_HOST,
+        clock_ms=lambda: now_ms + 60_000,
+    )
+    held = source.append(message(100)).end
+    source.append(message(200))
+    with master(source, clock_ms=lambda: now_ms) as ha, ScriptedSlave(ha.port) as late:
+        late.report(held)
+        connected(ha)
+        wait_until(lambda: ha.status().slaves[0].lag_seconds > 0)
+
+
 def test_the_lag_of_a_slave_that_was_long_away_is_the_age_of_what_it_lacks(tmp_path: Path) -> None:
     hour_ms = 3_600_000
     now_ms = 10**12

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import re
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from commitlog.log.log import wall_clock_ms
+from haservice.broker.lease.figures import LeaseFigures
 from haservice.broker.lease.office import Office, RunningBroker
+from haservice.broker.lease.wanted import WantedSwitchover
 from haservice.broker.roles.state import refused
 from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.configuration.settings import NodeConfig
 from haservice.coordination.addresses import Keys, place_of, root_of
 from haservice.coordination.cluster import REQUEST, MasterRequest, Settings
 from haservice.coordination.connect import coordinator_at
-from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction
+from haservice.coordination.coordinator import Coordinator, CoordinatorError, Transaction, outside
 from haservice.coordination.decision import (
     Action,
     Alarm,
@@ -64,6 +64,8 @@ FAREWELL_SECONDS = 2.0
 END_SECONDS = 5.0
 # A master that goes on in a pause has no end of its lease.
 LEFT_SECONDS_MAX = 1e6
+# So many keys of others are named.
+STRANGE_MAX = 10
 
 
 def settings_of(config: CoordinatorConfig) -> Settings:
@@ -73,27 +75,6 @@ def settings_of(config: CoordinatorConfig) -> Settings:
         max_loss_bytes=config.max_loss_bytes,
         failsafe=config.failsafe,
     )
-
-
-@dataclass(slots=True)
-class LeaseFigures:
-    """Counted by the thread, for metrics; those of the process, whatever nodes it had."""
-
-    promotions: int = 0
-    """Times that this broker became the master."""
-    blocked_s: float = 0.0
-    """Time that it was a master and took no messages."""
-    round_s: float = 0.0
-    """What the last round took."""
-    failed_rounds: int = 0
-    """Rounds that did not reach the coordinator."""
-    left_s: float = 0.0
-    """For how long a master may take messages yet, up to LEFT_SECONDS_MAX."""
-    voters: int = 0
-    has_trouble: bool = False
-    """Whether the coordinator is not read, or not written, or has an alarm."""
-    could_take_over: bool | None = None
-    """Of a slave."""
 
 
 class LeaseKeeper:
@@ -108,7 +89,10 @@ class LeaseKeeper:
         self._coordinator = coordinator
         self._defaults = defaults
         self._life = uuid.uuid4().hex[:12]
-        self._lock = threading.Lock()  # guards _office; held while an action is carried out on it
+        self._acting = threading.Lock()  # held while an action is carried out on the office, so that it stays
+        self._lock = (
+            threading.Lock()
+        )  # guards _office and what is read of it; taken after _acting, for a moment
         self._office: Office | None = None
         self._last: Own | None = None
         self._rounds: Rounds | None = None
@@ -122,11 +106,16 @@ class LeaseKeeper:
         self._could_not: str | None = None
         """Of a slave, after each round: why it would not take over if its master died now."""
         self.figures = LeaseFigures()
-        self._asked: queue.Queue[tuple[MasterRequest, Future[bool]]] = queue.Queue(1)
+        self._wanted = WantedSwitchover()
+        self._strange: frozenset[str] = frozenset()
+        """Keys that are none of ours, as they were told."""
         self._throttle = LogThrottle()
+        self._failure: tuple[str, BaseException] | None = None
 
     def failed(self, name: str, error: BaseException) -> None:
-        """Its thread has failed: a master refuses sends before its lease is over."""
+        """Its thread has failed: a master refuses sends before its lease is over, and so does each node after it."""
+        self._failure = name, error
+        self._wanted.give_up(f"thread {name} has failed: {error!r}")
         office = self._office
         if office is not None:
             office.broker.health.thread_failed(name, error)
@@ -140,12 +129,15 @@ class LeaseKeeper:
         self.gate.block("the coordinator was not asked yet")
         with self._lock:
             self._office = office
+            self._last = office.own(self._life)
         self._woken.set()
+        if self._failure is not None:
+            broker.health.thread_failed(*self._failure)
 
     def detach(self) -> None:
         """The node stops."""
         self.gate.block("this broker restarts")
-        with self._lock:
+        with self._acting, self._lock:
             self._office = None
 
     def leave(self, deadline: Deadline) -> bool:
@@ -176,13 +168,11 @@ class LeaseKeeper:
 
     def switch_over(self, header: SwitchoverHeader) -> SwitchoverBody:
         """Asks the coordinator for a switchover, and waits for it.  Raises RequestError."""
+        if self._failure is not None:
+            raise refused(f"thread {self._failure[0]} has failed: {self._failure[1]!r}")
         to = self._target(header.target)
-        deadline = Deadline(header.timeout_millis / 1000)
-        asked = Future[bool]()
-        try:
-            self._asked.put_nowait((MasterRequest(to, "mqadmin switchover", wall_clock_ms()), asked))
-        except queue.Full:
-            raise refused("another switchover is under way") from None
+        deadline, trouble = Deadline(header.timeout_millis / 1000), ""
+        asked = self._wanted.ask(MasterRequest(to, "mqadmin switchover", wall_clock_ms()))
         self._woken.set()
         try:
             if not asked.result(max(deadline.remaining, 0.01)):
@@ -190,14 +180,23 @@ class LeaseKeeper:
                     "the coordinator has another request already, or was changed just now: try again"
                 )
         except FutureTimeout:
-            raise refused("the coordinator does not answer") from None
+            if asked.cancel():
+                raise refused(
+                    f"the coordinator was not asked within {header.timeout_millis} ms: nothing was asked for"
+                ) from None
+            trouble = "it does not answer"
+        except CoordinatorError as error:
+            trouble = str(error)
         while not deadline.expired:
             seen = self._rounds.seen if self._rounds is not None else None
             if seen is not None and seen.master is not None and seen.master.replica_id == to:
                 end = seen.status.end if seen.status is not None else 0
                 return SwitchoverBody(seen.master.broker_addr, seen.master.epoch, end)
             time.sleep(LEVEL_LOOK_SECONDS)
-        raise refused(f"not within {header.timeout_millis} ms; mqadmin haStatus shows what comes of it")
+        doubt = f"; the coordinator may have the request or not ({trouble})" if trouble else ""
+        raise refused(
+            f"not within {header.timeout_millis} ms{doubt}; mqadmin haStatus shows what comes of it"
+        )
 
     def _target(self, addr: str) -> str:
         """The replica id of the slave to hand over to."""
@@ -236,13 +235,16 @@ class LeaseKeeper:
                     self._tell("joined", "the coordinator's epoch cannot be written down reason=%s", error)
                 self._last = self._office.own(self._life)
                 return self._last
-        assert self._last is not None, "there was no node yet"
+        assert self._last is not None, "the rounds begin with the first node"
         # Between two nodes: nothing is served, and nobody followed.
         member = replace(self._last.member, state="restarts")
         return replace(self._last, member=member, opened=-1, follows=-1, counts=None, followers={})
 
     def act(self, action: Action) -> None:
-        with self._lock:
+        if isinstance(action, AskPromises):
+            self._ask_promises(action)
+            return
+        with self._acting:
             office = self._office
             if isinstance(action, Block):
                 self._block(office, action.why)
@@ -264,15 +266,16 @@ class LeaseKeeper:
                 self._say_trouble("doubt", office.doubt(action.epoch))
             elif isinstance(action, Follow):
                 self._say_trouble("follow", office.follow(action.master))
-            elif isinstance(action, AskPromises):
-                self._ask_promises(office, action)
             elif isinstance(action, Promote):
                 why = "it holds the coordinator's lease"
                 self._say_trouble("promote", office.begin_epoch(action.epoch, action.until_s, why))
 
-    def _ask_promises(self, office: Office, action: AskPromises) -> None:
-        rounds, sent_s = self._rounds, self.now_s()
+    def _ask_promises(self, action: AskPromises) -> None:
+        """With no lock: whoever is asked may be asking us."""
+        rounds, office, sent_s = self._rounds, self._office, self.now_s()
         assert rounds is not None
+        if office is None:
+            return
         members = rounds.seen.members if rounds.seen is not None else {}
         addrs = {one: members[one].broker_addr for one in action.ids if one in members}
         promised, refusals = office.ask_promises(addrs, action.epoch, action.ttl_s)
@@ -307,30 +310,44 @@ class LeaseKeeper:
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        self._woken.wait()  # for the first node
-        if stop.is_set() or self._office is None:
+        while self._last is None and not stop.is_set():  # for the first node
+            self._woken.wait()
+            self._woken.clear()
+        if stop.is_set():
             return
-        self._rounds = Rounds(self, self._life, self._defaults)
-        self._coordinator.watch(WATCHED, self._woken.set)
+        # If the thread runs again its sessions have other names: one of before may not be over.
+        self._life = uuid.uuid4().hex[:12]
+        self._rounds = rounds = Rounds(self, self._life, self._defaults)
+        self._left.clear()
+        self._failure = None
         try:
-            while not stop.is_set() and not self._leaves.is_set():
-                self._woken.clear()
-                began_s = clock_s()
-                pause_s = drive(self._rounds.round(), self._coordinator)
-                self._count(clock_s() - began_s)
-                self._look_ahead(self._rounds)
-                self._say_why()
-                self._pass_on_request()
-                if not self._leaves.is_set():
-                    self._woken.wait(pause_s)
+            with outside("a watch is set"):
+                self._coordinator.watch(WATCHED, self._woken.set)
+            self._go_round(rounds, stop)
             if self._leaves.is_set():
                 self.gate.block("this broker is shutting down")
                 with contextlib.suppress(CoordinatorError, ValueError):
-                    drive(self._rounds.farewell(), self._coordinator)
+                    drive(rounds.farewell(), self._coordinator)
         finally:
-            self._coordinator.close()
-            self._left.set()
+            try:
+                with contextlib.suppress(CoordinatorError), outside("it is left"):
+                    self._coordinator.close()
+            finally:
+                self._left.set()
         stop.wait()  # a broker that has left takes its time to stop
+
+    def _go_round(self, rounds: Rounds, stop: threading.Event) -> None:
+        while not stop.is_set() and not self._leaves.is_set():
+            self._woken.clear()
+            began_s = clock_s()
+            pause_s = drive(rounds.round(), self._coordinator)
+            self._count(clock_s() - began_s)
+            self._look_ahead(rounds)
+            self._say_why()
+            self._say_strange(rounds)
+            self._pass_on_request()
+            if not self._leaves.is_set():
+                self._woken.wait(pause_s)
 
     def wake(self) -> None:
         """A round comes soon.  Any thread may call it."""
@@ -338,16 +355,18 @@ class LeaseKeeper:
 
     def _pass_on_request(self) -> None:
         """Writes the switchover that was asked for to the coordinator; the next round reads it there."""
-        with contextlib.suppress(queue.Empty):
-            request, asked = self._asked.get_nowait()
-            seen = self._rounds.seen if self._rounds is not None else None
-            try:
-                is_free = seen is not None and seen.request is None
+        if (wanted := self._wanted.take()) is None:
+            return
+        request, asked = wanted
+        seen = self._rounds.seen if self._rounds is not None else None
+        is_free = seen is not None and seen.request is None
+        try:
+            with outside("a switchover is asked for"):
                 put = Transaction({REQUEST: 0}, {REQUEST: encode(request)})
                 asked.set_result(is_free and self._coordinator.commit(put))
-            except CoordinatorError:
-                asked.set_result(False)
-            self._woken.set()
+        except CoordinatorError as error:
+            asked.set_exception(error)
+        self._woken.set()
 
     def _count(self, round_s: float) -> None:
         figures, now_s, rounds = self.figures, clock_s(), self._rounds
@@ -430,6 +449,16 @@ class LeaseKeeper:
                 f"not the master reason={why}" if why else "the master",
             )
         self._cause = cause
+
+    def _say_strange(self, rounds: Rounds) -> None:
+        """Keys that are none of ours, once."""
+        strange = frozenset(rounds.seen.strange if rounds.seen is not None else ())
+        if new := sorted(strange - self._strange):
+            some = ", ".join(new[:STRANGE_MAX])
+            self._tell(
+                "strange", "keys are left alone, they are none of ours below=%s keys=%s", self._keys, some
+            )
+        self._strange = strange
 
     def _say_trouble(self, what: str, why: str) -> None:
         if why:

@@ -172,8 +172,8 @@ class Office:
     @property
     def _is_ordered(self) -> bool:
         """Whether an order of ours is being carried out, in good time: what holds appends then is no trouble."""
-        is_late = time.monotonic() >= self._ordered_s + ORDER_SECONDS
-        return self._change is not None and not self._change.done() and not is_late
+        is_late, change = time.monotonic() >= self._ordered_s + ORDER_SECONDS, self._change
+        return change is not None and not change.done() and not is_late
 
     def _unfit(self) -> str:
         store, state = self.broker.store, self.broker.executor.state
@@ -246,8 +246,8 @@ class Office:
         async def ask(client: RemotingClient, addr: str) -> str:
             try:
                 expect(addr, await client.invoke(addr, request, PROMISE_SECONDS))
-            except RemotingError as error:
-                return str(error)
+            except (RemotingError, OSError, ValueError) as error:  # of an address that the coordinator has
+                return str(error) or type(error).__name__
             return ""
 
         async def ask_all(client: RemotingClient) -> list[str]:
@@ -255,8 +255,8 @@ class Office:
 
         try:
             said = self.broker.peers.use(ask_all)
-        except RemotingError as error:
-            return [], {"": str(error)}
+        except (RemotingError, OSError, ValueError) as error:  # of a client that was late to close, too
+            return [], {"": str(error) or type(error).__name__}
         answers = dict(zip(addrs, said, strict=True))
         return [one for one, why in answers.items() if not why], {
             addrs[one]: why for one, why in answers.items() if why
@@ -279,6 +279,8 @@ class Office:
             return str(error.remark)
         except (FutureTimeout, CancelledError):
             return "no answer yet"
+        except Exception as error:  # whatever ended role-keeper; its own owner logs it
+            return f"the machine of roles has failed: {type(error).__name__}: {error}"
         return ""
 
 

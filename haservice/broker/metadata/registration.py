@@ -50,6 +50,7 @@ from haservice.remoting.headers.clients import (
     RegisterBrokerResponseHeader,
 )
 from haservice.remoting.headers.lineage import KnownTopicsHeader, NewerMasterHeader, ToldTopicsHeader
+from haservice.remoting.loop_thread import GIVEN_UP
 
 logger = logging.getLogger(__name__)
 
@@ -172,13 +173,18 @@ class Registration:
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
+        is_late = False
         try:
             await asyncio.gather(*followers)  # ends only through a bug of ours
+        except asyncio.CancelledError as error:
+            is_late = GIVEN_UP in error.args  # whoever came after us is registered by now
+            raise
         finally:
             for follower in followers:
                 follower.cancel()
             await asyncio.gather(*followers, return_exceptions=True)
-            await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
+            if not is_late:
+                await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
         """Keeps this broker registered at one nameserver while the task runs."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from haservice.broker.lease.keeper import LeaseFigures
+from haservice.broker.lease.figures import LeaseFigures
 from haservice.replication.status import HAStatus
 
 

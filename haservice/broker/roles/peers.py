@@ -42,6 +42,8 @@ NAMESRV_PATIENCE_S = 0.5
 READ_TIMEOUT_S = 5.0
 # More than any broker name has.
 PEERS_MAX = 16
+# So often it is told that one cannot be reached; each look finds it again.
+UNREACHED_AGAIN_S = 600.0
 
 
 class Heard(NamedTuple):
@@ -69,6 +71,7 @@ class Peers:
         self._client = client
         self._remembered = remembered
         self._throttle = LogThrottle()
+        self._unreached = LogThrottle(UNREACHED_AGAIN_S)
 
     def ask(self, also: Iterable[str] = ()) -> Heard:
         """The answers of all that can be found, and of those at `also`; never raises."""
@@ -126,8 +129,9 @@ class Peers:
                 )
                 brokers = ClusterInfo.decode(expect(namesrv, answer).body).broker_addr_table
             except (RemotingError, ValueError) as error:
-                logger.debug("peers not known namesrv=%s reason=%s", namesrv, error)
+                self._say("peers not known namesrv=%s reason=%s", namesrv, error)
                 return
+            self._unreached.ended(namesrv)
             if (broker := brokers.get(self._broker_name)) is not None:
                 taken.update(
                     (number, addr) for number, addr in broker.broker_addrs.items() if addr != self._own_addr
@@ -149,10 +153,15 @@ class Peers:
                 logger.warning("peer does not say what its log is addr=%s reason=%s", addr, error)
             return None
         except (RemotingError, ValueError) as error:
-            logger.debug("peer unreachable addr=%s reason=%s", addr, error)
+            self._say("peer unreachable addr=%s reason=%s", addr, error)
             return None
         self._throttle.ended(addr)
+        self._unreached.ended(addr)
         return body
+
+    def _say(self, text: str, addr: str, error: Exception) -> None:
+        """At INFO once it is so, and now and then while it stays so."""
+        logger.log(logging.INFO if self._unreached.ready(addr) else logging.DEBUG, text, addr, error)
 
 
 async def get_lineage(client: RemotingClient, addr: str, timeout_s: float) -> LineageBody:

@@ -9,7 +9,6 @@ rules.py and the machine (machine.py) decide whatever follows from facts alone.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -96,7 +95,8 @@ class RoleStartup:
         joined = -1
         # Read before we have the store's lock, because the role says how to open the store.  The store will
         # give the better error for a bad place.
-        with contextlib.suppress(OSError):
+        self._unread: OSError | None = None
+        try:
             if (file_config.log.root / "lineage").is_dir():
                 state = LineageFile(file_config.log.root).state
                 joined = state.joined
@@ -104,6 +104,8 @@ class RoleStartup:
                     state.command,
                     command_that_counts(file_config.broker.role, state, wall_clock_ms()),
                 )
+        except OSError as error:
+            self._unread = error
         self.role = role_in_force(file_config, counts)
         self.may_be_first = not self.role.role.is_slave and joined < 0
         """Whether it would be the master without a coordinator, and has never had one."""
@@ -133,6 +135,8 @@ class RoleStartup:
         config = self.config
         lineage = LineageFile(config.log.root, log_path=config.log.log_path)
         if lineage.state.command != self._known:
+            if self._unread is not None:
+                raise self._unread
             raise ConfigError(config.source, 0, "brokerRole", "the role was changed just now; start again")
         _check_coordinator(config, lineage)
         peers = Peers(

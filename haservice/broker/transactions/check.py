@@ -32,6 +32,7 @@ from commitlog.kernel.records import (
 from commitlog.log.log import wall_clock_ms
 from commitlog.queues.consume_queue import ConsumeQueue
 from commitlog.store import Store
+from commitlog.upkeep.unstepped_clock import UnsteppedClock
 from haservice.broker.delay.redirect import restored
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, TopicTable
@@ -107,11 +108,12 @@ class TransactionCheck:
         replicated_end: Callable[[], int] | None = None,
         on_progress: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
+        unstepped_s: Callable[[], float] | None = None,
         limits: Limits = Limits(),  # noqa: B008
     ) -> None:
         """`hand_over` asks the questions on the loop's thread and then calls its second argument; `held` says
         why nothing can be stored now, or None; all connected slaves have the log up to `replicated_end`, -1
-        without a slave.
+        without a slave.  `unstepped_s`: None for an UnsteppedClock.
         """
         self._store = store
         self._log = store.log
@@ -125,6 +127,7 @@ class TransactionCheck:
         self._slaves_have = replicated_end
         self._on_progress = on_progress
         self._clock_ms = clock_ms
+        self._unstepped_s = unstepped_s if unstepped_s is not None else UnsteppedClock()
         self._woken = threading.Event()
         self._questions: list[Question] = []
         self._question_bytes = 0
@@ -202,6 +205,7 @@ class TransactionCheck:
             half_offset=self._reached[0],
             op_offset=self._reached[1],
             now_ms=self._clock_ms,
+            unstepped_ms=lambda: int(self._unstepped_s() * 1000),
             has_ended=self._ends.__contains__,
             limits=self._limits,
         )

@@ -211,17 +211,23 @@ class CheckRound:
         half_offset: int | None,
         op_offset: int | None,
         now_ms: Callable[[], int],
+        unstepped_ms: Callable[[], int] | None = None,
         has_ended: Callable[[int], bool] = lambda _: False,
         limits: Limits = Limits(),
     ) -> None:
-        """The offsets are the progress, None at first; `has_ended` knows ends not in the op queue yet."""
+        """The offsets are the progress, None at first; `has_ended` knows ends not in the op queue yet.
+
+        `unstepped_ms` is the clock by which messages are too old, that of `now_ms` if there is none.
+        """
         self.rules = rules
         self._halves = halves
         self._ops = ops
         self._now_ms = now_ms
+        self._unstepped_ms = unstepped_ms if unstepped_ms is not None else now_ms
         self._has_ended = has_ended
         self._limits = limits
         self._start_ms = now_ms()
+        self._round_end = 0
         self.frontier = _inside(half_offset, halves.min_offset, halves.max_offset)
         self._op_start = self._op_cursor = _inside(op_offset, ops.min_offset, ops.max_offset)
         self._open = _Open()
@@ -243,11 +249,12 @@ class CheckRound:
     @property
     def out_of_time(self) -> bool:
         """Whether the round took as long as it may; there may be more to do."""
-        return self._now_ms() - self._start_ms > self.rules.round_ms
+        return abs(self._now_ms() - self._start_ms) > self.rules.round_ms  # somebody may set the clock back
 
     def steps(self) -> Iterator[Step]:
         """One round; or, if the last one ended only for lack of time, its rest."""
         self._start_ms = self._now_ms()
+        self._round_end = self._halves.max_offset
         if not self._cut_short:
             self._due = deque(self._open.checks)
         yield from self._again()
@@ -330,7 +337,8 @@ class CheckRound:
             original = original_of(half, properties)
             if not self._ended(offset, original):
                 checks = number_of(properties.get(CHECK_TIMES, ""), 0)
-                if half.store_timestamp_ms >= self._start_ms or self._is_young(half, properties, checks):
+                # Copies that this round has stored come with the next.
+                if offset >= self._round_end or self._is_young(half, properties, checks):
                     return
                 yield from self._first_look(half, properties, original, checks)
             self.frontier += 1
@@ -380,7 +388,8 @@ class CheckRound:
     def _reason_to_discard(self, half: StoredMessage, properties: dict[str, str], checks: int) -> str | None:
         if checks >= self.rules.checks_max:
             return f"asked about {checks} times"
-        if self._now_ms() - half.born_timestamp_ms > self.rules.reserved_ms:
+        # By our own clocks: its producer's may be days behind, or ours be set ahead.
+        if self._unstepped_ms() - half.store_timestamp_ms > self.rules.reserved_ms:
             return "older than fileReservedTime"
         if REAL_TOPIC not in properties or PRODUCER_GROUP not in properties:
             return "it names no topic or no producer group"

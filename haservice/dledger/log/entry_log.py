@@ -59,6 +59,10 @@ class EntryDamaged(EntryLogError):
         self.index = index
 
 
+class LogUnreadable(HAServiceError):
+    """The files cannot be read just now; nobody knows whether what they have is sound."""
+
+
 class EntryLog(Protocol):
     """Of one member, used by its thread alone."""
 

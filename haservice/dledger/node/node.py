@@ -164,11 +164,14 @@ class DLedgerNode:
         left = deadline if isinstance(deadline, Deadline) else Deadline(deadline)
         if self._started:
             self._started = False
-            closing = asyncio.run_coroutine_threadsafe(self._shell.close(), self._server.loop)
+            close = self._shell.close()
             try:
-                closing.result(left.remaining / 2)
+                asyncio.run_coroutine_threadsafe(close, self._server.loop).result(left.remaining / 2)
             except TimeoutError:
                 logger.error("calls did not end in time id=%s", self._settings.self_id)
+            except Exception:  # of a loop that has ended, say: the store is closed all the same
+                logger.exception("calls did not end id=%s", self._settings.self_id)
+                close.close()
         stopped = self._server.stop(left)
         stopped = self._flush_service.stop(left) and stopped
         if stopped:

@@ -8,8 +8,9 @@
 A step is taken under the shell's lock.  What it wants sent goes through the box of a PeerCalls, so that it is sent in
 the order of the steps, whoever took them.  Pushes go by the loop that the broker above has lent, if it has.
 
-If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.  For want
-of room for a vote it only rests, and begins again from what its files have, as a process that is started again does.
+If a step or an action fails, the member ends: what follows must not happen.  Everything that waits is told.  If only
+a file could not be written or read it rests, and begins again from what its files have, as a process that is started
+again does.
 Bounds: appends, pushes and answers that wait are the member's; a turn's events are what its sockets gave it.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,11 +51,10 @@ from haservice.dledger.events import (
     TellOperator,
     TimePassed,
 )
-from haservice.dledger.log.entry_log import Bodies
+from haservice.dledger.log.entry_log import Bodies, LogUnreadable
 from haservice.dledger.member import DLedgerMember, PeerProgress
 from haservice.dledger.messages import LedgerEntry, PushEntryRequest, Recall
 from haservice.dledger.node.peer_calls import PeerCalls
-from haservice.dledger.node.stored_log import NO_ROOM
 from haservice.dledger.node.whole_file import WholeFile
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import read_request
@@ -64,8 +65,13 @@ from haservice.remoting.connection import Connection, Outcome
 
 logger = logging.getLogger(__name__)
 
-# So long a member rests that had no room for its vote.
+# So long a member rests that could not save its vote, or read its log; twice as long each time, as long as it did not
+# take part for CALM_S.
 REST_S = 2.0
+REST_S_MAX = 10.0
+CALM_S = 60.0
+# How long those wait for the member who only want to see how things are.
+GLANCE_S = 0.05
 # The member is given the time at least so often.
 TURN_S_MAX = 5.0
 # A deadline is looked at when it is over, not a moment before.
@@ -129,8 +135,8 @@ class PlacedNow:
         self.code = DLedgerResponseCode.TERM_CHANGED
 
 
-class _NoRoom(Exception):
-    """The disk is full; the text says for what."""
+class _NotSaved(Exception):
+    """A file of the member's is as it was; the text says which, and why."""
 
 
 class NodeShell:
@@ -173,6 +179,11 @@ class NodeShell:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: set[WaitingAppend | Future[DLedgerResponseCode]] = set()
         self._closed: str | None = "it has not begun"
+        self._saves = False
+        """Whether the member waits for the disk, about to follow another one, or to let itself be elected."""
+        self._rest_s, self._rests_until_s = REST_S, -math.inf
+        self._seen_peers: list[PeerProgress] | None = None
+        self._seen: MemberLook | None = None
         self.resting = ""
         """Why the member takes no part for a while; "" if it does not rest."""
         self.status = self._status()
@@ -251,9 +262,14 @@ class NodeShell:
     def place(self, bodies: Bodies, term: int) -> PlacedNow:
         """Appends at once, in the caller's thread; nobody is told when a majority has it.  Not for the loop's."""
         append = PlacedNow()
-        with self._lock:
+        while not self._lock.acquire(timeout=GLANCE_S):
+            if self._saves:  # a disk that stands still does not hold up who asks: he is refused
+                return append
+        try:
             if self._closed is None:
                 self._take_step([AppendBodies(append, bodies, term)])
+        finally:
+            self._lock.release()
         self._deliver()
         return append
 
@@ -287,9 +303,14 @@ class NodeShell:
             lent.end(LEND_S)
 
     def peers(self) -> list[PeerProgress]:
-        """Of a leader: how far the others are.  Any thread but the loop's."""
-        with self._lock:
-            return self._member.peers()
+        """Of a leader: how far the others are; or were, if it waits for its disk.  Any thread but the loop's."""
+        seen = self._seen_peers
+        if self._lock.acquire(timeout=-1 if seen is None else GLANCE_S):
+            try:
+                seen = self._seen_peers = self._member.peers()
+            finally:
+                self._lock.release()
+        return seen or []
 
     def recalls(self) -> dict[str, Recall]:
         """What the member remembers of the others.  Any thread but the loop's."""
@@ -297,18 +318,22 @@ class NodeShell:
             return self._member.recalls()
 
     def look(self) -> MemberLook:
-        """Any thread but the loop's."""
-        with self._lock:
-            member = self._member
-            state = member.state
-            return MemberLook(
-                member.not_whole,
-                state.refuses_cut,
-                state.record.alone,
-                state.disk_trouble,
-                member.answers,
-                member.patience_s,
-            )
+        """As it is; or was, if it waits for its disk.  Any thread but the loop's."""
+        if self._lock.acquire(timeout=-1 if self._seen is None else GLANCE_S):
+            try:
+                member, state = self._member, self._member.state
+                self._seen = MemberLook(
+                    member.not_whole,
+                    state.refuses_cut,
+                    state.record.alone,
+                    state.disk_trouble,
+                    member.answers,
+                    member.patience_s,
+                )
+            finally:
+                self._lock.release()
+        assert self._seen is not None
+        return self._seen
 
     def _take_step(self, events: list[MemberEvent]) -> None:
         assert self._lock.locked()
@@ -317,7 +342,7 @@ class NodeShell:
                 self._act(action)
             self._appended()
             self._due_s = self._member.next_due_s
-        except _NoRoom as error:
+        except (_NotSaved, LogUnreadable) as error:
             self._rest(str(error))
         except Exception as error:
             logger.exception("member ends id=%s", self._settings.self_id)
@@ -387,32 +412,42 @@ class NodeShell:
                 raise AssertionError(f"no such action: {action}")
 
     def _save(self, what: str, save: Callable[[], None]) -> None:
+        self._saves = True
         try:
             save()
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise _NoRoom(f"{what} is not saved: {error}") from error
-            raise
+            raise _NotSaved(f"{what} is not saved: {error}") from error
+        finally:
+            self._saves = False
 
     # -- rest and end -------------------------------------------------------------------------------
 
     def _rest(self, reason: str) -> None:
         """Nothing was promised that is not saved, so all that was about to happen may be forgotten."""
-        logger.error("member rests id=%s again_s=%g reason=%s", self._settings.self_id, REST_S, reason)
+        now_s = time.monotonic()
+        is_new = now_s >= self._rests_until_s + CALM_S
+        self._rest_s = REST_S if is_new else min(2 * self._rest_s, REST_S_MAX)
+        self._rests_until_s = now_s + self._rest_s
+        logger.error("member rests id=%s again_s=%g reason=%s", self._settings.self_id, self._rest_s, reason)
         self.end(reason)
         self.resting = reason
         self._on_status(self.status)
-        self._calls.call(self._wait_for_room)
+        self._calls.call(self._wait_for_disk)
 
-    def _wait_for_room(self) -> None:
-        asyncio.get_running_loop().call_later(REST_S, self._begin_again)
+    def _wait_for_disk(self) -> None:
+        asyncio.get_running_loop().call_later(self._rest_s, self._begin_again)
 
     def _begin_again(self) -> None:
         with self._lock:
             if not self.resting:
                 return
-            # Answers to what the old member has asked still come: the new one asks by other numbers.
-            self._member = self._make_member(self.status.committed_index, self._member.asked)
+            try:
+                # Answers to what the old member has asked still come: the new one asks by other numbers.
+                self._member = self._make_member(self.status.committed_index, self._member.asked)
+            except Exception as error:
+                logger.exception("member does not begin again id=%s", self._settings.self_id)
+                self._rest(f"{type(error).__name__}: {error}")
+                return
             self.resting, self._closed = "", None
             self.status = self._status()
             self._on_status(self.status)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from commitlog.dledger.entries import LogEntry
 from commitlog.dledger.run import EntryRun
 from commitlog.dledger.store import EntryStore, Stamp
-from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable
+from commitlog.errors import CorruptEntry, EntryBeyondLimits, EntryGap, LogNotWritable, StoreUnreadable
 from haservice.dledger.log.entry_log import (
     Bodies,
     EntryDamaged,
@@ -22,6 +22,7 @@ from haservice.dledger.log.entry_log import (
     EntryLogFull,
     EntryMisplaced,
     EntryRefused,
+    LogUnreadable,
     SpacedRecords,
 )
 from haservice.dledger.log.ledger_run import LedgerRun, to_ledger_entry, to_log_entry
@@ -29,6 +30,8 @@ from haservice.dledger.messages import LedgerEntry
 
 # What the system says of a full disk.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# Says nothing of an entry: a path may fail over, descriptors or memory may be short.
+_UNREADABLE = (OSError, StoreUnreadable)
 # A member whose disk was full does not stand for so long; then it counts as writable until an append fails again.
 FULL_FOR_S = 10.0
 RECENT_BYTES_MAX = 4 << 20
@@ -85,7 +88,10 @@ class StoredLog:
         store = self._store
         if index == store.end_index:
             return store.end_term
-        return store.term_at(index) if index >= 0 else -1
+        try:
+            return store.term_at(index) if index >= 0 else -1
+        except _UNREADABLE as error:
+            raise _unreadable(error) from error
 
     def read(self, index: int) -> LedgerEntry:
         recent = self._recent_from(index)
@@ -103,6 +109,8 @@ class StoredLog:
             return to_ledger_entry(self._store.read(index))
         except CorruptEntry as error:
             raise EntryDamaged(index, error.reason) from error
+        except _UNREADABLE as error:
+            raise _unreadable(error) from error
 
     def read_some(self, index: int, most: int, max_bytes: int) -> Sequence[LedgerEntry]:
         first = self._recent_from(index)
@@ -111,6 +119,8 @@ class StoredLog:
                 return LedgerRun(self._store.read_run(index, most, max_bytes))
             except CorruptEntry as error:
                 raise EntryDamaged(index, error.reason) from error
+            except _UNREADABLE as error:
+                raise _unreadable(error) from error
         if first.count > most or len(first.data) > max_bytes:
             return LedgerRun(first.part(0, min(most, first.fitting(max_bytes))))
         runs, count, size = [first], first.count, len(first.data)
@@ -205,6 +215,10 @@ class StoredLog:
             raise EntryRefused(str(error)) from error
         else:
             self._full_until_s = 0.0
+
+
+def _unreadable(error: Exception) -> LogUnreadable:
+    return LogUnreadable(f"the log cannot be read: {error}")
 
 
 def _runs(entries: Sequence[LedgerEntry]) -> Iterator[EntryRun]:

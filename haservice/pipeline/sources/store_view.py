@@ -305,20 +305,22 @@ class StoreView:
     def sample(self) -> dict[str, Any] | None:
         """The newest sample of a running broker.
 
-        A broker on this machine runs only if it holds the lock; another machine's lock may be invisible here.
+        A broker on this machine runs only if it holds the lock; another machine's lock may be invisible here, and
+        its clock be another: its samples are new if they, or their file, are from now or later.
         """
         # Right after the file was rolled, the newest line is in the file before.
         for name in ("ha.jsonl", "ha.jsonl.1"):
-            for line in reversed(_last_lines(self.root / "hasamples" / name)):
+            path = self.root / "hasamples" / name
+            for line in reversed(_last_lines(path)):
                 if not is_sound_line(line):
                     continue
                 try:
                     sample: dict[str, Any] = json.loads(line)
-                    age_s = time.time() - float(sample["ts"]) / 1000
-                except (ValueError, KeyError, TypeError):
+                    newest_s = max(float(sample["ts"]) / 1000, path.stat().st_mtime)
+                except (ValueError, KeyError, TypeError, OSError):
                     continue
                 here = sample.get("boot") == boot_id()
-                fresh = is_locked(self.root) if here else abs(age_s) <= SAMPLE_FRESH_S
+                fresh = is_locked(self.root) if here else time.time() - newest_s <= SAMPLE_FRESH_S
                 return sample if fresh else None
         return None
 

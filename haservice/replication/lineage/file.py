@@ -27,7 +27,7 @@ import logging
 import threading
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from commitlog.disk.files import Files, OSFiles
 from commitlog.disk.seal import differ_in_a_bit, with_bit_back
 from commitlog.disk.storage_id import is_same_storage, storage_id
 from commitlog.errors import CommitLogError, StoreUnreadable
+from commitlog.upkeep.unstepped_clock import UnsteppedClock
 from haservice import typed_json
 from haservice.bounds import LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
@@ -202,9 +203,15 @@ class LineageFile:
     _in_doubt: tuple[Epoch, ...] = ()
     """Epochs that may have lost bytes when the machine went down."""
 
-    def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        files: Files | None = None,
+        log_path: Path | None = None,
+        clock_s: Callable[[], float] | None = None,
+    ) -> None:
         """Reads the file below the store's root, or makes one.  `files` reaches the disk.  `log_path` is
-        where the log lies; None means commitlog below the root.
+        where the log lies; None means commitlog below the root.  `clock_s`: None for an UnsteppedClock.
 
         A file that does not parse counts as none, and is reported in the log.  Raises OSError.
         """
@@ -212,6 +219,7 @@ class LineageFile:
         files = files if files is not None else OSFiles()
         self._file = PersistedFile(root / "lineage" / "state.json", files, keeps_sums=False)
         self._lock = threading.Lock()  # guards replacing state; held while the file is written
+        self._clock_s = UnsteppedClock() if clock_s is None else clock_s
         was_there = files.exists(self._file.path)
         try:
             state = self._file.load(decode_state)
@@ -291,7 +299,9 @@ class LineageFile:
                 **self.state.replicas,
                 **{name: self._furthest(name, one) for name, one in replicas.items()},
             }
-            gone_ms = max((one.seen_ms for one in replicas.values()), default=0) - FORGET_MS
+            now_ms = max((one.seen_ms for one in replicas.values()), default=0)
+            # By a clock that nobody sets ahead: who was seen yesterday is not forgotten for that.
+            gone_ms = min(now_ms, self._clock_s() * 1000) - FORGET_MS
             known = {name: one for name, one in known.items() if one.in_sync or one.seen_ms > gone_ms}
             self._replace(replicas=_newest(known))
 

@@ -99,12 +99,16 @@ class InSync:
         )
 
     def _lag_s(self, position: int, end: int, now_s: float) -> float:
-        """For how long the slave has lacked something: as watched, else by the first record that it lacks."""
+        """For how long the slave has lacked something: as watched, and at least by the first record that it lacks.
+
+        That one was stored before we watched, perhaps by another's clock, or by ours before somebody set it.
+        """
+        watched_s = self._growth.behind_s(position, end, now_s)
         if position < end and not self._growth.covers(position):
             stored_ms = _stored_ms(self._log, max(position, self._log.start))
             if stored_ms is not None:
-                return max(0.0, (self._clock_ms() - stored_ms) / 1000)
-        return self._growth.behind_s(position, end, now_s)
+                return max(watched_s, (self._clock_ms() - stored_ms) / 1000)
+        return watched_s
 
     def _waited_for(self) -> str:
         """Which slaves have to learn the present list of replicas before those that it adds count."""

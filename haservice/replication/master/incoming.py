@@ -26,8 +26,10 @@ from haservice.replication.wire.transport import Prompt
 
 # Reports have 8 bytes; no more than a few hundred ever wait at once.
 RECEIVE_BYTES = 4096
-# A loop that holds the turn for longer than this hangs.
-TURN_SECONDS = 5.0
+# A loop that holds the turn for so many of these, one after the other, hangs.  One that stood still with the whole
+# process did so for one of them.
+TURN_SECONDS = 0.5
+TURNS = 10
 # The longest single sleep of a thread that waits for a link's end.
 SLEEP_SECONDS_MAX = 3600.0
 
@@ -143,7 +145,7 @@ class Incoming:
 
     def _take_back(self) -> None:
         """Raises OSError if the loop hangs in taking bytes: nobody may read on then."""
-        if not self._turn.acquire(timeout=TURN_SECONDS):
+        if not any(self._turn.acquire(timeout=TURN_SECONDS) for _ in range(TURNS)):
             raise OSError(errno.ETIMEDOUT, "the loop does not end with what the slave said")
         self._rings = False
         self._turn.release()

@@ -106,4 +106,5 @@ def _is_due(known: Replica | None, now: Replica) -> bool:
         return True
     age_ms = now.seen_ms - known.seen_ms
     moved = (known.offset, known.in_sync, known.broker_addr) != (now.offset, now.in_sync, now.broker_addr)
-    return age_ms >= (WRITE_MS if moved else STILL_MS)
+    # Below 0 somebody has set the clock back: what is written would look newer than what comes, for as long.
+    return not 0 <= age_ms < (WRITE_MS if moved else STILL_MS)

@@ -51,7 +51,8 @@ class MasterRecorder:
         heard, acknowledged, state = self._heard(), self._acknowledged(), self._lineage.state
         age_ms = heard.at_ms - state.master_heard_ms
         still = heard.end == state.master_end and acknowledged in (None, state.acknowledged)
-        if heard.end < 0 or (still and age_ms < (1 if at_end else STILL_MS)):
+        # Below 0 somebody has set the clock back.
+        if heard.end < 0 or (still and 0 <= age_ms < (1 if at_end else STILL_MS)):
             return
         try:
             self._lineage.heard_master(lineage, heard.end, heard.at_ms, acknowledged)
