@@ -5,7 +5,8 @@ in half the time.
 
 SIGTERM and SIGINT stop a node cleanly; a second one ends the process at once.  SIGHUP stops it if it runs in a
 terminal, else it opens logs anew and reads the configuration again.  An error that a user can mend is one line
-on standard error and exit code 1; only our own mistakes print a traceback.
+on standard error and exit code 1; only our own mistakes print a traceback.  A process that lacks a thread for good
+ends with an exit code of its own, for a service manager to start it again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from haservice.configuration.live_settings import ConfigChange
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
+from haservice.supervisor import EXIT_CODE, ThreadEnded
 from haservice.terminal.explain import explain, said_by_system
 
 logger = logging.getLogger(__name__)
@@ -65,8 +67,8 @@ class Node(Protocol):
     """Called, in any thread, to stop the node and start its successor."""
 
     @property
-    def failed(self) -> BaseException | None:
-        """The error that ended its ports; None if stop() did."""
+    def failed(self) -> ThreadEnded | None:
+        """Why the process has to end; None while all that it needs runs, or will run again."""
 
     def start(self) -> None: ...
 
@@ -149,7 +151,7 @@ class Orders:
 def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
     """Serves until it is told to stop, then stops cleanly.  `open_logs` opens them anew.
 
-    A node whose ports have failed is stopped, too; a supervisor may start the process again.  A node that
+    A node that lacks a thread for good is stopped, too, and ThreadEnded raised.  A node that
     takes another role is followed by its successor in the same process, for nobody watches then: on a full
     disk the successor waits for room, and for a taken port it waits a while.
     """
@@ -175,9 +177,10 @@ def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
         gc.collect()
         gc.freeze()
         serve(node, orders, open_logs)
+        failed = node.failed
         node.stop(Deadline(STOP_SECONDS))
-        if node.failed is not None:
-            raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
+        if failed is not None:
+            raise failed
         current = None if orders.stop.is_set() else node.successor()
     logger.info("stopped cleanly")
 
@@ -282,4 +285,8 @@ def told_plainly() -> Iterator[None]:
         if isinstance(error, ValuesRefused):
             print_warnings(error.warnings)
         logger.debug("refused to start", exc_info=True)
-        raise click.ClickException(explain(error)) from None
+        raise (_Ended if isinstance(error, ThreadEnded) else click.ClickException)(explain(error)) from None
+
+
+class _Ended(click.ClickException):
+    exit_code = EXIT_CODE

@@ -18,13 +18,11 @@ from typing import Any, TypeVar
 import uvloop
 
 from haservice.deadline import Deadline
-from haservice.service import Service
+from haservice.service import OnFailure, Service
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-OnFailure = Callable[[str, BaseException], None]
 
 # For look-ups of host names, and for work that would block the loop.
 WORK_THREADS = 2
@@ -117,7 +115,7 @@ class LoopThread:
 class LoopTask:
     """Runs `work()` on the loop of `thread` until stop(), which cancels it.
 
-    If it raises, or ends by itself, the task logs that and tells `on_failure`.
+    If it raises, or ends by itself, the task logs that, and `on_failure` says whether `work` is to run again.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class LoopTask:
         name: str,
         thread: LoopThread,
         work: Callable[[], Coroutine[Any, Any, None]],
-        on_failure: OnFailure = lambda name, error: None,
+        on_failure: OnFailure = lambda _, __: None,
     ) -> None:
         self.name = name
         self.failed: BaseException | None = None
@@ -133,6 +131,8 @@ class LoopTask:
         self._work = work
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._ends = False  # stop() was called
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -152,18 +152,27 @@ class LoopTask:
     # On the loop
 
     def _begin(self) -> None:
+        self.failed = self._again = None
         self._task = self._thread.loop.create_task(self._work())
         self._task.add_done_callback(self._done)
 
     def _cancel(self) -> None:
-        if self._task is None:  # never started
+        self._ends = True
+        if self._again is not None:
+            self._again.cancel()
+        if self._task is None or self._task.done():  # never started, or it waits to run again
             self._ended.set()
         else:
             self._task.cancel()
 
     def _done(self, task: asyncio.Task[None]) -> None:
+        pause_s = None
         if not task.cancelled():
             self.failed = task.exception() or RuntimeError("it has ended by itself")
             logger.error("task failed name=%s", self.name, exc_info=self.failed)
-            self._on_failure(self.name, self.failed)
-        self._ended.set()
+            if not self._ends:
+                pause_s = self._on_failure(self.name, self.failed)
+        if pause_s is not None:
+            self._again = self._thread.loop.call_later(pause_s, self._begin)
+        else:
+            self._ended.set()
