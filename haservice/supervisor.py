@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 # Told apart from 1, a mistake in what the process was given, and from 2, a mistake in how it was called.
 EXIT_CODE = 70
+ENDS = f"the process ends with exit code {EXIT_CODE}, to be started again"
 
 
 class ThreadEnded(HAServiceError):
@@ -41,6 +42,7 @@ class _Ended:
 
     restarts: Restarts = field(default_factory=Restarts)
     why: str = ""
+    then: str = ""
     count: int = 0
     until_s: float = 0.0
     """When it runs again; infinity if it does not."""
@@ -76,7 +78,11 @@ class Supervisor:
         with self._lock:
             ended = self._ended.setdefault(name, _Ended())
             pause_s = pause_of(ended.restarts, now_s)
-            ended.why = why
+            ended.why, ended.then = (
+                why,
+                ENDS if pause_s is None else f"it is started again after {pause_s:g} s",
+            )
+            said = f"{ended.why} ({ended.then})"
             ended.count += 1
             ended.until_s = math.inf if pause_s is None else now_s + pause_s
             if pause_s is None and self.fatal is None:
@@ -85,17 +91,19 @@ class Supervisor:
             logger.error("thread has failed for good, the process is to end thread=%s reason=%s", name, why)
         else:
             logger.warning("thread is started again thread=%s in_s=%g reason=%s", name, pause_s, why)
-        self.on_end(name, why)
+        self.on_end(name, said)
         return pause_s
 
     # -- what is so ---------------------------------------------------------------------------------
 
     @property
     def failures(self) -> dict[str, str]:
-        """Threads that do not run now, and why."""
+        """Threads that do not run now, why, and what follows."""
         now_s = self._clock_s()
         with self._lock:
-            return {name: one.why for name, one in self._ended.items() if now_s < one.until_s}
+            return {
+                name: f"{one.why} ({one.then})" for name, one in self._ended.items() if now_s < one.until_s
+            }
 
     @property
     def restarted(self) -> dict[str, str]:

@@ -61,8 +61,9 @@ def test_a_thread_that_runs_again_is_no_failure_any_more_and_is_not_forgotten_at
     supervisor.on_end = lambda name, why: heard.append((name, why))
     assert supervisor.again("ha-client", GONE) == PAUSES_S[0]
     why = "ValueError: a mistake of ours"
-    assert heard == [("ha-client", why)]
-    assert supervisor.failures == {"ha-client": why}
+    down = f"{why} (it is started again after 1 s)"
+    assert heard == [("ha-client", down)]
+    assert supervisor.failures == {"ha-client": down}
     assert supervisor.restarted == {}
     clock.now_s += PAUSES_S[0]
     assert supervisor.failures == {}
@@ -81,7 +82,7 @@ def test_the_process_ends_at_once_or_when_the_allowance_is_spent(ends: int) -> N
         then("role-keeper", GONE)
     assert supervisor.fatal is not None
     assert (supervisor.fatal.name, supervisor.fatal.why) == ("role-keeper", "ValueError: a mistake of ours")
-    assert "role-keeper" in supervisor.failures
+    assert "the process ends with exit code 70" in supervisor.failures["role-keeper"]
 
 
 def test_what_the_process_serves_without_never_ends_it() -> None:
@@ -164,6 +165,6 @@ def test_a_task_runs_again_and_one_that_waits_for_it_is_stopped_at_once() -> Non
     with BlockingClient() as client:
         task = client.task("register", work, lambda _, __: next(pauses))
         task.start()
-        wait_until(lambda: len(runs) == 2 and task.failed)
+        wait_until(lambda: len(runs) == 2)
         assert task.stop(Deadline(PATIENCE_S))
     assert len(runs) == 2

@@ -315,7 +315,10 @@ class BrokerNode:
         else:
             running.run("delay-delivery", parts.delivery, again)
             running.run("transaction-check", parts.transaction_check, again)
-        running.run("role-keeper", parts.standing.executor, supervisor.never)
+        # A machine of roles that broke off has lost the result that it waits for; of a group's, nothing waits.
+        running.run(
+            "role-keeper", parts.standing.executor, supervisor.never if self._member is None else again
+        )
         self._served = True
         if self._lease is not None:
             assert isinstance(self._startup, RoleStartup)

@@ -1,8 +1,9 @@
 """A thread that runs an event loop, and named tasks on it.
 
-run_loop     the body of such a thread
-LoopThread   one on which any number of other threads run coroutines
-LoopTask     one coroutine on it, started, stopped and watched like a Service
+run_loop      the body of such a thread
+LoopThread    one on which any number of other threads run coroutines
+LoopTask      one coroutine on it, started, stopped and watched like a Service
+keep_running  a coroutine that is started again if it ends
 """
 
 from __future__ import annotations
@@ -112,11 +113,25 @@ class LoopThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-class LoopTask:
-    """Runs `work()` on the loop of `thread` until stop(), which cancels it.
+async def keep_running(
+    name: str, work: Callable[[], Coroutine[Any, Any, None]], on_failure: OnFailure
+) -> None:
+    """Runs `work()`, whose end is no part of the plan, until it is cancelled or `on_failure` says that it ends here."""
+    pause_s: float | None = 0.0
+    while pause_s is not None:
+        await asyncio.sleep(pause_s)
+        try:
+            await work()
+            raise RuntimeError("it has ended by itself")
+        except Exception as error:
+            logger.exception("task failed name=%s", name)
+            task = asyncio.current_task()
+            is_missed = task is None or not task.cancelling()
+            pause_s = on_failure(name, error) if is_missed else None
 
-    If it raises, or ends by itself, the task logs that, and `on_failure` says whether `work` is to run again.
-    """
+
+class LoopTask:
+    """Keeps `work()` running on the loop of `thread` until stop(), which cancels it."""
 
     def __init__(
         self,
@@ -126,13 +141,10 @@ class LoopTask:
         on_failure: OnFailure = lambda _, __: None,
     ) -> None:
         self.name = name
-        self.failed: BaseException | None = None
         self._thread = thread
         self._work = work
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
-        self._again: asyncio.TimerHandle | None = None
-        self._ends = False  # stop() was called
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -152,27 +164,11 @@ class LoopTask:
     # On the loop
 
     def _begin(self) -> None:
-        self.failed = self._again = None
-        self._task = self._thread.loop.create_task(self._work())
-        self._task.add_done_callback(self._done)
+        self._task = self._thread.loop.create_task(keep_running(self.name, self._work, self._on_failure))
+        self._task.add_done_callback(lambda _: self._ended.set())
 
     def _cancel(self) -> None:
-        self._ends = True
-        if self._again is not None:
-            self._again.cancel()
-        if self._task is None or self._task.done():  # never started, or it waits to run again
+        if self._task is None:  # never started
             self._ended.set()
         else:
             self._task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        pause_s = None
-        if not task.cancelled():
-            self.failed = task.exception() or RuntimeError("it has ended by itself")
-            logger.error("task failed name=%s", self.name, exc_info=self.failed)
-            if not self._ends:
-                pause_s = self._on_failure(self.name, self.failed)
-        if pause_s is not None:
-            self._again = self._thread.loop.call_later(pause_s, self._begin)
-        else:
-            self._ended.set()

@@ -168,17 +168,26 @@ class Registration:
     # On the loop
 
     async def run(self, client: RemotingClient) -> None:
-        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least."""
+        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least.
+
+        One that breaks off stays registered, for it runs again.
+        """
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
         try:
             await asyncio.gather(*followers)  # ends only through a bug of ours
-        finally:
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
+        except asyncio.CancelledError:
+            await self._end(followers)
             await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
+            raise
+        finally:
+            await self._end(followers)
+
+    async def _end(self, followers: Sequence[asyncio.Future[None]]) -> None:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
         """Keeps this broker registered at one nameserver while the task runs."""
