@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 # For look-ups of host names, and for work that would block the loop.
 WORK_THREADS = 2
+# How long the end of a loop waits for what is under way there.
+WORK_ENDS_SECONDS = 5.0
 
 
 def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
@@ -39,7 +42,8 @@ def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_default_executor())
+        with contextlib.suppress(TimeoutError):  # a look-up of a name that hangs is nobody's any more
+            loop.run_until_complete(asyncio.wait_for(loop.shutdown_default_executor(), WORK_ENDS_SECONDS))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
