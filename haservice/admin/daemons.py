@@ -54,6 +54,10 @@ ROOM_SECONDS = 5.0
 # have taken it between two starts, and will end.  A listener stays, and the broker cannot serve.
 PORT_SECONDS = 2.0
 PORT_SECONDS_MAX = 120.0
+# A fault that passes, of the system or of a question to others; meanwhile nobody serves.
+PASSING_SECONDS = 2.0
+PASSING_SECONDS_MAX = 60.0
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Java sets this limit for itself, too, if the hard limit allows it.
@@ -153,7 +157,7 @@ def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
 
     A node that lacks a thread for good is stopped, too, and ThreadEnded raised.  A node that
     takes another role is followed by its successor in the same process, for nobody watches then: on a full
-    disk the successor waits for room, and for a taken port it waits a while.
+    disk the successor waits for room; for a taken port, or after a fault that passes, it tries again for a while.
     """
     orders = Orders()
     orders.listen()
@@ -220,6 +224,7 @@ class Patience:
     def __init__(self) -> None:
         self._throttle = LogThrottle()
         self._for_port: Deadline | None = None
+        self._for_passing: Deadline | None = None
 
     def seconds(self, error: BaseException) -> float | None:
         """Seconds to wait; None if waiting cannot help, or did not."""
@@ -227,6 +232,10 @@ class Patience:
             if self._throttle.ready("room"):
                 logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
             return ROOM_SECONDS
+        if isinstance(error, TimeoutError) or said_of(error, *PASSING):
+            self._for_passing = self._for_passing or Deadline(PASSING_SECONDS_MAX)
+            logger.error("not started, trying again every_s=%g reason=%r", PASSING_SECONDS, error)
+            return None if self._for_passing.expired else PASSING_SECONDS
         if not said_of(error, errno.EADDRINUSE):
             return None
         self._for_port = self._for_port or Deadline(PORT_SECONDS_MAX)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -28,8 +27,6 @@ T = TypeVar("T")
 
 # For look-ups of host names, and for work that would block the loop.
 WORK_THREADS = 2
-# How long the end of a loop waits for what is under way there.
-WORK_ENDS_SECONDS = 5.0
 
 
 def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
@@ -42,8 +39,7 @@ def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        with contextlib.suppress(TimeoutError):  # a look-up of a name that hangs is nobody's any more
-            loop.run_until_complete(asyncio.wait_for(loop.shutdown_default_executor(), WORK_ENDS_SECONDS))
+        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
         loop.close()
