@@ -322,6 +322,20 @@ def test_a_thread_of_a_slave_that_dies_is_told(
         wait_until(lambda: not master.ha.status().slaves, "its link is closed")
 
 
+def test_a_death_outlives_a_change_of_role(start: Callable[..., BrokerNode]) -> None:
+    node = start()
+    node.health.supervisor.never("lease-keeper", ValueError("gone"))
+    node._turn("a test says so", node.file_config)
+    for following in (node.successor(), node.again()):
+        assert following is not None
+        assert "gone" in following.health.why_vital
+        assert following.failed is node.failed is not None
+        said: list[str | None] = []
+        following.health.refuse_sends = said.append
+        following.health.dispatch_is(None, None)
+        assert "thread lease-keeper has failed" in (said[0] or "")
+
+
 @pytest.mark.parametrize("name", ["ha-client", "slave-sync"])
 def test_a_thread_of_a_slave_that_died_is_started_again_and_the_slave_follows(
     name: str, start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
