@@ -1,9 +1,9 @@
 """Service: one named thread around a task, with one owner who starts it and joins it.
 
 The task does the work and knows no thread.  `run(stop)` loops until `stop` is set; `wake()` makes it look at
-`stop` at once, whatever it waits for.  When an exception leaves `run`, the service logs it with its traceback
-and keeps it in `failed`; the owner decides what follows.  `on_failure` also hears of a task that ends though
-nobody stopped it.
+`stop` at once, whatever it waits for.  When an exception leaves `run`, or it ends though nobody stopped it, the
+service logs that with its traceback and keeps it in `failed`.  `on_failure` decides what follows: it runs again after
+so many seconds, in the same thread, or never.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from haservice.deadline import Deadline
 
 logger = logging.getLogger(__name__)
 
+OnFailure = Callable[[str, BaseException], float | None]
+"""Hears which thread has ended by itself, and why.  Gives the seconds after which it is to run again; None: never."""
+
 
 class Task(Protocol):
     """What a Service runs."""
@@ -30,9 +33,7 @@ class Task(Protocol):
 class Service:
     """A thread called `name` that runs `task` until `stop()`."""
 
-    def __init__(
-        self, name: str, task: Task, on_failure: Callable[[str, BaseException], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, task: Task, on_failure: OnFailure | None = None) -> None:
         self.name = name
         self.failed: BaseException | None = None
         self._task = task
@@ -71,12 +72,19 @@ class Service:
         return True
 
     def _run(self) -> None:
+        while (pause_s := self._once()) is not None and not self._stop.wait(pause_s):
+            self.failed = None
+
+    def _once(self) -> float | None:
+        """Runs the task to its end.  Returns the seconds after which it is to run again; None if it has ended."""
         try:
             self._task.run(self._stop)
-            if self._on_failure is not None and not self._stop.is_set():
-                raise RuntimeError("it has ended by itself")
+            if self._on_failure is None or self._stop.is_set():
+                return None
+            raise RuntimeError("it has ended by itself")
         except BaseException as error:
             self.failed = error
             logger.exception("thread failed name=%s", self.name)
-            if self._on_failure is not None:
-                self._on_failure(self.name, error)
+            if self._on_failure is None or self._stop.is_set():  # on its way out nobody misses it
+                return None
+            return self._on_failure(self.name, error)

@@ -18,6 +18,7 @@ from haservice.admin import daemons
 from haservice.configuration.config import load_broker, load_nameserver
 from haservice.configuration.settings import BrokerRole, NodeConfig
 from haservice.devtools.pair import free_port_block
+from haservice.supervisor import EXIT_CODE
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -171,3 +172,17 @@ def test_the_files_of_the_containers_make_a_pair(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_a_process_that_lacks_a_thread_is_started_again_and_the_pages_name_its_exit_code(name: str) -> None:
+    text = (SYSTEMD / name).read_text()
+    assert f"# Also after exit code {EXIT_CODE}:" in text
+    assert "\nRestart=on-failure\n" in text
+    assert "SuccessExitStatus" not in text
+    for page in ("operations.md", "architecture.md"):
+        assert f"xit code is {EXIT_CODE}" in (text := (ROOT / "docs" / page).read_text()) or (
+            f"exit code {EXIT_CODE}" in text
+        )
+    services = yaml.safe_load((CONTAINER / "compose.yaml").read_text())["services"]
+    assert {one["restart"] for one in services.values()} == {"unless-stopped"}

@@ -33,6 +33,8 @@ T = TypeVar("T")
 RETRY_S = 0.1
 # An allocation on a full disk takes long to fail, and a roll tries it anyway.
 PREPARE_AGAIN_S = 30.0
+# A trouble that lasts is logged so often, for who comes later.
+SAID_AGAIN_S = 600.0
 
 
 class FlushedQueues(Protocol):
@@ -95,7 +97,7 @@ class Flusher(Generic[T]):
         self._lock = threading.Lock()  # guards _waiters and _ended
         self._waiters: OffsetWaiters[T] = OffsetWaiters()
         self._ended = False
-        self._said_failed = False
+        self._say_failed_s = 0.0
         self._not_opened = False
         self._next_prepare_s = 0.0
         # Why the last try to make the next segment failed, and the end of the last segment then.
@@ -216,8 +218,8 @@ class Flusher(Generic[T]):
                 self.on_flushed()
 
     def _fail(self, error: LogNotWritable) -> None:
-        if not self._said_failed:
-            self._said_failed = True
+        if (now_s := time.monotonic()) >= self._say_failed_s:
+            self._say_failed_s = now_s + SAID_AGAIN_S
             logger.error(
                 "log is fenced, a restart is needed reason=%s unflushed_bytes=%d",
                 *(error.reason, self._log.end - self._log.flushed),
@@ -281,7 +283,7 @@ class QueueFlusher:
         self._least_pages = options.queue_flush_least_pages
         self._next_thorough_s = time.monotonic() + self._thorough_s
         self._signal = Signal()
-        self._said_failed = False
+        self._say_failed_s = 0.0
         self._not_opened = False
 
     def run(self, stop: threading.Event) -> None:
@@ -293,7 +295,7 @@ class QueueFlusher:
         self._signal.give()
 
     def step(self) -> None:
-        """One pass.  Logs a failure once; a restart builds the queues again, so the broker goes on."""
+        """One pass.  Logs a failure now and then; a restart builds the queues again, so the broker goes on."""
         now_s = time.monotonic()
         thorough = now_s >= self._next_thorough_s
         if thorough:
@@ -306,8 +308,8 @@ class QueueFlusher:
                 if not self._not_opened:
                     logger.warning("queues or index not flushed, trying again reason=%s", error)
                 self._not_opened = True
-            elif not self._said_failed:
-                self._said_failed = True
+            elif now_s >= self._say_failed_s:
+                self._say_failed_s = now_s + SAID_AGAIN_S
                 logger.error("queues or index not flushed, a restart builds them again reason=%s", error)
         else:
             self._not_opened = False

@@ -5,7 +5,8 @@ in half the time.
 
 SIGTERM and SIGINT stop a node cleanly; a second one ends the process at once.  SIGHUP stops it if it runs in a
 terminal, else it opens logs anew and reads the configuration again.  An error that a user can mend is one line
-on standard error and exit code 1; only our own mistakes print a traceback.
+on standard error and exit code 1; only our own mistakes print a traceback.  A process that lacks a thread for good
+ends with an exit code of its own, for a service manager to start it again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from haservice.configuration.live_settings import ConfigChange
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError, HAServiceError
 from haservice.log_throttle import LogThrottle
+from haservice.supervisor import EXIT_CODE, ThreadEnded
 from haservice.terminal.explain import explain, said_by_system
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,10 @@ ROOM_SECONDS = 5.0
 # have taken it between two starts, and will end.  A listener stays, and the broker cannot serve.
 PORT_SECONDS = 2.0
 PORT_SECONDS_MAX = 120.0
+# A fault that passes, of the system or of a question to others; meanwhile nobody serves.
+PASSING_SECONDS = 2.0
+PASSING_SECONDS_MAX = 60.0
+PASSING = NOT_OPENED | {errno.EAGAIN, errno.EINTR}
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Java sets this limit for itself, too, if the hard limit allows it.
@@ -66,8 +72,8 @@ class Node(Protocol):
     """Called, in any thread, to stop the node and start its successor."""
 
     @property
-    def failed(self) -> BaseException | None:
-        """The error that ended its ports; None if stop() did."""
+    def failed(self) -> ThreadEnded | None:
+        """Why the process has to end; None while all that it needs runs, or will run again."""
 
     def start(self) -> None: ...
 
@@ -150,9 +156,9 @@ class Orders:
 def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
     """Serves until it is told to stop, then stops cleanly.  `open_logs` opens them anew.
 
-    A node whose ports have failed is stopped, too; a supervisor may start the process again.  A node that
+    A node that lacks a thread for good is stopped, too, and ThreadEnded raised.  A node that
     takes another role is followed by its successor in the same process, for nobody watches then: on a full
-    disk the successor waits for room, and for a taken port it waits a while.
+    disk the successor waits for room; for a taken port, or after a fault that passes, it tries again for a while.
     """
     orders = Orders()
     orders.listen()
@@ -176,9 +182,10 @@ def run(node: Node, open_logs: Callable[[], None] = lambda: None) -> None:
         gc.collect()
         gc.freeze()
         serve(node, orders, open_logs)
+        failed = node.failed
         node.stop(Deadline(STOP_SECONDS))
-        if node.failed is not None:
-            raise HAServiceError(f"stopped, for the remoting loop has failed: {node.failed!r}; see the log")
+        if failed is not None:
+            raise failed
         current = None if orders.stop.is_set() else node.successor()
     logger.info("stopped cleanly")
 
@@ -218,6 +225,7 @@ class Patience:
     def __init__(self) -> None:
         self._throttle = LogThrottle()
         self._for_port: Deadline | None = None
+        self._for_passing: Deadline | None = None
 
     def seconds(self, error: BaseException) -> float | None:
         """Seconds to wait; None if waiting cannot help, or did not."""
@@ -225,10 +233,10 @@ class Patience:
             if self._throttle.ready("room"):
                 logger.error("no room to go on, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
             return ROOM_SECONDS
-        if said_of(error, *NOT_OPENED):
-            if self._throttle.ready("files"):
-                logger.error("no file can be opened, trying again every_s=%g reason=%s", ROOM_SECONDS, error)
-            return ROOM_SECONDS
+        if isinstance(error, TimeoutError) or said_of(error, *PASSING):
+            self._for_passing = self._for_passing or Deadline(PASSING_SECONDS_MAX)
+            logger.error("not started, trying again every_s=%g reason=%r", PASSING_SECONDS, error)
+            return None if self._for_passing.expired else PASSING_SECONDS
         if not said_of(error, errno.EADDRINUSE):
             return None
         self._for_port = self._for_port or Deadline(PORT_SECONDS_MAX)
@@ -287,4 +295,8 @@ def told_plainly() -> Iterator[None]:
         if isinstance(error, ValuesRefused):
             print_warnings(error.warnings)
         logger.debug("refused to start", exc_info=True)
-        raise click.ClickException(explain(error)) from None
+        raise (_Ended if isinstance(error, ThreadEnded) else click.ClickException)(explain(error)) from None
+
+
+class _Ended(click.ClickException):
+    exit_code = EXIT_CODE

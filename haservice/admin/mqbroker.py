@@ -36,6 +36,7 @@ from haservice.broker.store_owner import Accepted, check_owner
 from haservice.configuration import config, examples
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.workers import end_without_hung_work
+from haservice.supervisor import Supervisor
 from haservice.terminal.explain import of_store_path
 from haservice.terminal.options import CONTEXT, addresses_callback, version_option
 
@@ -124,13 +125,15 @@ def mqbroker(
         warn(node_config.warnings)
         say_kernel()
         allow_many_files()
-        accepted = Accepted(accept_store, frozenset(accept_empty))
+        accepted, supervisor = Accepted(accept_store, frozenset(accept_empty)), Supervisor()
         with store_key_named(node_config):
             if node_config.dledger.enabled:  # the member takes part in elections before the node looks
                 check_owner(node_config, accepted)
             with lease_of(node_config) as lease, member_of(node_config) as member:
                 run(
-                    BrokerNode(node_config, lease=lease, member=member, accepted=accepted),
+                    BrokerNode(
+                        node_config, lease=lease, member=member, accepted=accepted, supervisor=supervisor
+                    ),
                     lambda: logs.configure(logging_file),
                 )
         end_without_hung_work()

@@ -125,7 +125,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     lease, events, stats = opened.lease, RoleEvents(), Stats()
     gate = lease.gate if lease is not None else None
     long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
-    server = RemotingServer([], config.remoting.idle_seconds)
+    server = RemotingServer([], config.remoting.idle_seconds, on_failure=opened.health.supervisor.never)
     # Once the answers until now have gone out.
     turn_soon = partial(server.call_soon, _later, server, turn)
     slave_sync = slave_sync_of(config, tables, store)
@@ -143,7 +143,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             on_mark=long_polling.on_mark,
             on_ahead=events.on_ahead,
             on_heard=events.on_heard,
-            on_failure=opened.health.thread_failed,
+            supervisor=opened.health.supervisor,
             by_voters=gate is not None,
             on_lost=lease.wake if lease is not None else lambda: None,
             on_greeted=slave_sync.greeted,

@@ -54,6 +54,7 @@ from haservice.broker.store_owner import REFUSES_ALL, Accepted, check_owner, not
 from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
+from haservice.supervisor import Supervisor, ThreadEnded
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +120,14 @@ class BrokerNode:
         leads: bool = False,
         member: BrokerMember | None = None,
         accepted: Accepted = REFUSES_ALL,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
         of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
 
         `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
         a DLedger group, None without enableDLegerCommitLog.  `accepted`: what would refuse this start otherwise.
+        `supervisor` knows which threads of the process have ended, those of nodes before this one too.
         """
         self.file_config = config
         # As it is in force: the role may be another one by command.
@@ -133,7 +136,8 @@ class BrokerNode:
         self.restart: NodeConfig | None = None
         # Called in any thread when `restart` is set.
         self.on_restart: Callable[[], None] = lambda: None
-        self.health = Health()
+        self._supervisor = supervisor or Supervisor()
+        self.health = Health(self._supervisor)
         # Set when the node has stopped, or has to be stopped because its ports are gone.
         self.stopped = threading.Event()
         self._lease = lease
@@ -143,7 +147,7 @@ class BrokerNode:
         self._heard = heard
         self._trusted_end = trusted_end
         self._closed_end: int | None = None
-        self._running = Running(self.health.thread_failed)
+        self._running = Running()
         self._startup: RoleStartup | MajorityStartup | None = None
         self._parts: BrokerParts | None = None
         self._served = False
@@ -185,9 +189,9 @@ class BrokerNode:
                 )
 
     @property
-    def failed(self) -> BaseException | None:
-        """What ended the clients' ports, if it was not stop()."""
-        return self.parts.server.failed if self._served else None
+    def failed(self) -> ThreadEnded | None:
+        """Why the process has to end, if a thread has ended for good."""
+        return self._supervisor.fatal
 
     def reload(self) -> ConfigChange:
         """Takes what the file says by now, of the keys that change while a broker runs.  Raises ConfigError."""
@@ -210,6 +214,7 @@ class BrokerNode:
             and isinstance(standing := self._parts.standing, RoleKeeper)
             and leads(standing.lineage.state),
             member=self._member,
+            supervisor=self._supervisor,
         )
 
     def again(self) -> BrokerNode:
@@ -221,6 +226,7 @@ class BrokerNode:
             leads=self._leads,
             member=self._member,
             accepted=self._accepted,
+            supervisor=self._supervisor,
         )
 
     @property
@@ -241,7 +247,7 @@ class BrokerNode:
     def _open(self) -> BrokerParts | None:
         """Opens the store, settles the role and builds every part; None if there is a newer master."""
         security = security_of(self.file_config)
-        client = security.make_client(self.health.thread_failed)
+        client = security.make_client(self._supervisor.never)
         self._running.add("client", client.close)
         member = self._member
         startup: RoleStartup | MajorityStartup
@@ -281,9 +287,12 @@ class BrokerNode:
         return assemble(opened, turn)
 
     def _serve(self, parts: BrokerParts) -> None:
-        running = self._running
+        running, supervisor = self._running, self._supervisor
+        again, always = supervisor.again, supervisor.always
         for name, task in parts.store.tasks():
-            running.run(name, task)
+            # A pass of the dispatch that broke off may have written half of what it was to write.
+            vital = {"log-dispatch": supervisor.never, "log-flush": again}
+            running.run(name, task, vital.get(name, always))
         running.add("replication", parts.ha.stop)
         parts.ha.start()
         running.add("clients' ports", parts.server.stop)
@@ -297,22 +306,25 @@ class BrokerNode:
             attach(self._member, parts, self.health)
         running.add("sends", lambda deadline: self._stop_sends(parts, deadline))
         parts.server.call_soon(self._tick, parts)
-        running.run("broker-persist", parts.tables.persistence)
-        running.run("log-repair", parts.repairer)
+        running.run("broker-persist", parts.tables.persistence, again)
+        running.run("log-repair", parts.repairer, always)
         if parts.ha_samples is not None:
-            running.run("ha-samples", parts.ha_samples)
+            running.run("ha-samples", parts.ha_samples, always)
         if parts.is_slave:
-            running.run_on_loop("slave-sync", parts.client, parts.slave_sync.run)
+            running.run_on_loop("slave-sync", parts.client, parts.slave_sync.run, again)
         else:
-            running.run("delay-delivery", parts.delivery)
-            running.run("transaction-check", parts.transaction_check)
-        running.run("role-keeper", parts.standing.executor)
+            running.run("delay-delivery", parts.delivery, again)
+            running.run("transaction-check", parts.transaction_check, again)
+        # A machine of roles that broke off has lost the result that it waits for; of a group's, nothing waits.
+        running.run(
+            "role-keeper", parts.standing.executor, supervisor.never if self._member is None else again
+        )
         self._served = True
         if self._lease is not None:
             assert isinstance(self._startup, RoleStartup)
             self._lease.attach(self._running_broker(parts, may_be_first=self._startup.may_be_first))
         if parts.config.broker.namesrv_addrs:
-            running.run_on_loop("register", parts.client, parts.registration.run)
+            running.run_on_loop("register", parts.client, parts.registration.run, again)
             parts.registration.first_round.wait(FIRST_ROUND_SECONDS)
 
     def _running_broker(self, parts: BrokerParts, *, may_be_first: bool) -> RunningBroker:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from haservice.deadline import Deadline
 from haservice.remoting.client import BlockingClient, RemotingClient
-from haservice.remoting.loop_thread import OnFailure
-from haservice.service import Service, Task
+from haservice.service import OnFailure, Service, Task
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +23,11 @@ class _Part(NamedTuple):
 
 
 class Running:
-    """Ends the last started part first.  `on_failure` is told of each thread or task that ends by itself."""
+    """Ends the last started part first."""
 
-    def __init__(self, on_failure: OnFailure) -> None:
+    def __init__(self) -> None:
         # False once a part did not end in time, or not without an error.
         self.clean = True
-        self._on_failure = on_failure
         self._parts: list[_Part] = []
         # Guards `_parts` against a stop by a signal while another stop runs.
         self._stop_lock = threading.Lock()
@@ -43,17 +41,21 @@ class Running:
         """`stop` ends a part; it returns False if that was not clean."""
         self._parts.append(_Part(name, stop))
 
-    def run(self, name: str, task: Task) -> None:
-        """Runs `task` in a thread of that name."""
-        service = Service(name, task, on_failure=self._on_failure)
+    def run(self, name: str, task: Task, on_failure: OnFailure) -> None:
+        """Runs `task` in a thread of that name.  `on_failure` says what follows if it ends by itself."""
+        service = Service(name, task, on_failure)
         service.start()
         self.add(name, service.stop)
 
     def run_on_loop(
-        self, name: str, client: BlockingClient, work: Callable[[RemotingClient], Coroutine[Any, Any, None]]
+        self,
+        name: str,
+        client: BlockingClient,
+        work: Callable[[RemotingClient], Coroutine[Any, Any, None]],
+        on_failure: OnFailure,
     ) -> None:
-        """Runs `work` on the client's loop."""
-        task = client.task(name, work, self._on_failure)
+        """Runs `work` on the client's loop.  `on_failure` is as in run()."""
+        task = client.task(name, work, on_failure)
         task.start()
         self.add(name, task.stop)
 

@@ -38,6 +38,7 @@ from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.wire.greeting import Facts, GreetingOutcome
 from haservice.replication.wire.hello import SlaveHello
+from haservice.supervisor import Supervisor
 
 
 def live_settings_of(config: NodeConfig, of_file: NodeConfig) -> LiveSettings[NodeConfig]:
@@ -99,7 +100,7 @@ def replication_of(
     on_mark: Callable[[], None],
     on_ahead: Callable[[SlaveHello], None],
     on_heard: Callable[[SlaveHello, GreetingOutcome], None],
-    on_failure: Callable[[str, BaseException], None],
+    supervisor: Supervisor,
     by_voters: bool = False,
     on_lost: Callable[[], None] = lambda: None,
     on_greeted: Callable[[str], None] = lambda _: None,
@@ -114,7 +115,7 @@ def replication_of(
             damage=lambda: store.dispatcher.failed,
             flush=store.log.flush if flushes else None,
             boundary=lambda: store.dispatcher.position,
-            on_failure=on_failure,
+            supervisor=supervisor,
             rejoin=Rejoin(
                 _facts(config),
                 lineage,
@@ -136,7 +137,7 @@ def replication_of(
         bind_address=config.remoting.bind_address,
         on_mark=on_mark,
         flushes=flushes,
-        on_failure=on_failure,
+        supervisor=supervisor,
         greets=Greets(lineage, _facts(config), on_ahead, on_heard),
         doors=security.doors,
         loop=server,

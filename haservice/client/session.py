@@ -40,7 +40,9 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import Body, RemotingCommand
 from haservice.remoting.connection import Connection, Outcome
 from haservice.remoting.headers.clients import ExtHeader, RouteHeader, UnregisterClientHeader
+from haservice.remoting.loop_thread import keep_running
 from haservice.remoting.workers import WorkPool
+from haservice.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +103,9 @@ class Session:
             raise ClientClosed("the session")
         if not self._started:
             self._started = True
-            self.spawn(self._keep_routes())
-            self.spawn(self._keep_heartbeats())
+            always = Supervisor().always
+            self.spawn(keep_running("routes", self._keep_routes, always))
+            self.spawn(keep_running("heartbeats", self._keep_heartbeats, always))
         return self
 
     async def close(self) -> None:
@@ -336,6 +339,9 @@ class Session:
             self.routes.asked(topic, self._loop.time())
             if self._throttle.ready(("route", topic)):
                 logger.warning("no new route, the one before stays: %s", error)
+        except Exception:  # of this topic; the others' routes are kept
+            self.routes.asked(topic, self._loop.time())
+            logger.exception("no new route, the one before stays topic=%s", topic)
 
     # -- groups and heartbeats ---------------------------------------------------------------------
 

@@ -18,7 +18,9 @@ from haservice.console.settings import ConsoleSettings
 from haservice.console.visitors import Visitor, Visitors
 from haservice.deadline import Deadline
 from haservice.errors import HAServiceError
+from haservice.remoting.loop_thread import keep_running
 from haservice.remoting.workers import WorkPool
+from haservice.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ class Console:
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweeper = asyncio.get_running_loop().create_task(
+            keep_running("console-sweep", self._sweep, Supervisor().always)
+        )
 
     async def stop(self) -> None:
         for task in (self._sweeper, self._looking_at_door):

@@ -15,8 +15,8 @@ from haservice.observability.exposition import Exposition, ProcessFacts
 from haservice.observability.pages import HealthVerdict, Pages, answers
 from haservice.observability.server import MonitoringServer
 from haservice.remoting.bodies.clients import MASTER_ID
-from haservice.remoting.loop_thread import OnFailure
 from haservice.remoting.server import RemotingServer
+from haservice.service import OnFailure
 
 # How long a scrape waits for the loop.
 LOOP_S = 4.0

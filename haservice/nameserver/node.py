@@ -23,6 +23,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import server_tls
+from haservice.supervisor import Supervisor, ThreadEnded
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,13 @@ class NameserverNode:
         kv = KvConfig(config.kv_config_path)
         table = self._table = RouteTable(time.monotonic, EXPIRE_MS / 1000)
         self._brokers = BrokerProcessors(table, kv)
-        self._server = RemotingServer([], config.idle_seconds, on_close=self._brokers.connection_closed)
+        self._supervisor = Supervisor()
+        self._server = RemotingServer(
+            [],
+            config.idle_seconds,
+            on_close=self._brokers.connection_closed,
+            on_failure=self._supervisor.never,
+        )
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._server.offload)
         self._acl = rules_files(config.acl, config.source)
@@ -87,9 +94,9 @@ class NameserverNode:
         return self._server.ports[0]
 
     @property
-    def failed(self) -> BaseException | None:
-        """What ended the server, when it was not `stop`."""
-        return self._server.failed
+    def failed(self) -> ThreadEnded | None:
+        """Why the process has to end, if a thread has ended for good."""
+        return self._supervisor.fatal
 
     def start(self) -> None:
         self._server.start([self._listener])
@@ -113,7 +120,9 @@ class NameserverNode:
         if addr is None:
             return
         try:
-            self._monitoring = open_monitoring(addr, self._table, self._server, source)
+            self._monitoring = open_monitoring(
+                addr, self._table, self._server, source, self._supervisor.never
+            )
         except BaseException:
             self._server.stop()
             raise

@@ -14,8 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from haservice.deadline import Deadline
 from haservice.errors import ConfigError
 from haservice.observability.http import HEAD_BYTES_MAX, Page, Request, encode, line, parse
-from haservice.remoting.loop_thread import LoopThread, OnFailure
+from haservice.remoting.loop_thread import LoopThread
 from haservice.remoting.server import bind_port
+from haservice.service import OnFailure
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, PendingCall, Processor
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
-from haservice.remoting.loop_thread import LoopClosed, LoopTask, LoopThread, OnFailure
+from haservice.remoting.loop_thread import LoopClosed, LoopTask, LoopThread
+from haservice.service import OnFailure
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """A thread that runs an event loop, and named tasks on it.
 
-run_loop     the body of such a thread
-LoopThread   one on which any number of other threads run coroutines
-LoopTask     one coroutine on it, started, stopped and watched like a Service
+run_loop      the body of such a thread
+LoopThread    one on which any number of other threads run coroutines
+LoopTask      one coroutine on it, started, stopped and watched like a Service
+keep_running  a coroutine that is started again if it ends
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ from typing import Any, TypeVar
 import uvloop
 
 from haservice.deadline import Deadline
-from haservice.service import Service
+from haservice.service import OnFailure, Service
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-OnFailure = Callable[[str, BaseException], None]
 
 # With this a task is cancelled whose owner has gone on meanwhile: what it would tidy up may be another's by now.
 GIVEN_UP = "given up"
@@ -116,21 +115,34 @@ class LoopThread:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-class LoopTask:
-    """Runs `work()` on the loop of `thread` until stop(), which cancels it.
+async def keep_running(
+    name: str, work: Callable[[], Coroutine[Any, Any, None]], on_failure: OnFailure
+) -> None:
+    """Runs `work()`, whose end is no part of the plan, until it is cancelled or `on_failure` says that it ends here."""
+    pause_s: float | None = 0.0
+    while pause_s is not None:
+        await asyncio.sleep(pause_s)
+        try:
+            await work()
+            raise RuntimeError("it has ended by itself")
+        except Exception as error:
+            logger.exception("task failed name=%s", name)
+            task = asyncio.current_task()
+            is_missed = task is None or not task.cancelling()
+            pause_s = on_failure(name, error) if is_missed else None
 
-    If it raises, or ends by itself, the task logs that and tells `on_failure`.
-    """
+
+class LoopTask:
+    """Keeps `work()` running on the loop of `thread` until stop(), which cancels it."""
 
     def __init__(
         self,
         name: str,
         thread: LoopThread,
         work: Callable[[], Coroutine[Any, Any, None]],
-        on_failure: OnFailure = lambda name, error: None,
+        on_failure: OnFailure = lambda _, __: None,
     ) -> None:
         self.name = name
-        self.failed: BaseException | None = None
         self._thread = thread
         self._work = work
         self._on_failure = on_failure
@@ -156,18 +168,11 @@ class LoopTask:
     # On the loop
 
     def _begin(self) -> None:
-        self._task = self._thread.loop.create_task(self._work())
-        self._task.add_done_callback(self._done)
+        self._task = self._thread.loop.create_task(keep_running(self.name, self._work, self._on_failure))
+        self._task.add_done_callback(lambda _: self._ended.set())
 
     def _cancel(self) -> None:
         if self._task is None:  # never started
             self._ended.set()
         else:
             self._task.cancel(GIVEN_UP if self._is_given_up else None)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            self.failed = task.exception() or RuntimeError("it has ended by itself")
-            logger.error("task failed name=%s", self.name, exc_info=self.failed)
-            self._on_failure(self.name, self.failed)
-        self._ended.set()

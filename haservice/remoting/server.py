@@ -33,7 +33,7 @@ from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
 from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
-from haservice.service import Service
+from haservice.service import OnFailure, Service
 
 __all__ = [
     "BatchProcessor",
@@ -93,6 +93,7 @@ class RemotingServer:
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self._listeners = tuple(listeners)
         self._idle_seconds = idle_seconds
@@ -104,7 +105,7 @@ class RemotingServer:
         self._connections: set[Connection] = set()
         self._closing_since: dict[Connection, float] = {}
         self._ports: list[int] = []
-        self._service = Service(thread_name, self)
+        self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0
         self._pool = WorkPool("remoting-work", WORK_THREADS)
 

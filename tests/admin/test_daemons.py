@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click import Command
 from click.testing import CliRunner
@@ -31,6 +33,7 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.nameserver.node import NameserverNode
 from haservice.replication.lineage.file import LineageFile, RoleCommand
+from haservice.supervisor import EXIT_CODE, ThreadEnded
 from haservice.terminal.explain import explain, of_store_path
 from tests.support.brokers import node_config
 from tests.support.waiting import wait_until
@@ -170,7 +173,7 @@ def test_what_is_refused_below_a_store_path_is_told_with_its_key(tmp_path: Path)
 class FakeNode:
     """A node that is told what to do once it has started."""
 
-    failed = None
+    failed: ThreadEnded | None = None
 
     def __init__(self, then: Callable[[FakeNode], None], after: FakeNode | None = None) -> None:
         self.on_restart: Callable[[], None] = lambda: None
@@ -239,6 +242,36 @@ def test_a_successor_waits_for_room_on_the_disk(monkeypatch: pytest.MonkeyPatch)
     daemons.run(FakeNode(lambda node: node.on_restart(), second))
     assert second.calls == third.calls == ["start", "again"]
     assert fourth.calls == ["start", "stop"]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EMFILE, "Too many open files")])
+@pytest.mark.usefixtures("signals_kept")
+def test_a_successor_is_tried_again_after_a_fault_that_passes(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    monkeypatch.setattr(daemons, "PASSING_SECONDS", 0.001)
+
+    def refused(_: FakeNode) -> None:
+        raise error
+
+    third = FakeNode(terminate)
+    second = FakeNode(refused, third)
+    daemons.run(FakeNode(lambda node: node.on_restart(), second))
+    assert second.calls == ["start", "again"]
+    assert third.calls == ["start", "stop"]
+    with pytest.raises(type(error), match=re.escape(str(error)) or None):
+        daemons.run(FakeNode(refused))  # a first start is watched by whoever made it
+
+
+@pytest.mark.usefixtures("signals_kept")
+def test_a_process_that_lacks_a_thread_stops_its_node_and_says_so_by_its_exit_code() -> None:
+    node = FakeNode(lambda one: None)
+    node.failed = ThreadEnded("role-keeper", "ValueError: x")
+    why = "thread role-keeper has failed: ValueError: x"
+    with pytest.raises(click.ClickException, match=why) as told, daemons.told_plainly():
+        daemons.run(node)
+    assert node.calls == ["start", "stop"]
+    assert told.value.exit_code == EXIT_CODE
 
 
 @pytest.fixture

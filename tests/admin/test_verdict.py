@@ -337,7 +337,12 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "a thread that failed": (
         [master(link(), failed_threads="flush: OSError"), slave()],
         Severity.CRITICAL,
-        "must be restarted: flush: OSError",
+        "THREAD FAILED, 10.0.0.1:10911 lacks flush: OSError",
+    ),
+    "a thread that was started again": (
+        [master(link(), info={"restartedThreads": "flush: OSError: x (1 in 10 min)"}), slave()],
+        Severity.WARNING,
+        "THREAD RESTARTED, 10.0.0.1:10911: flush: OSError: x (1 in 10 min)",
     ),
     "a slave's thread that failed": (
         [master(link()), slave(failed_threads="ha-client: ValueError")],

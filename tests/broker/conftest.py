@@ -11,6 +11,7 @@ import pytest
 
 from haservice.broker.node import BrokerNode
 from haservice.remoting.client import BlockingClient
+from haservice.supervisor import Supervisor
 from tests.support.brokers import node_config
 from tests.support.waiting import wait_until
 
@@ -39,8 +40,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., BrokerNode]]:
     """Starts brokers by name, each with its directory; the last started stops first."""
     nodes: list[BrokerNode] = []
 
-    def starter(name: str = "a", **options: Any) -> BrokerNode:
-        node = BrokerNode(node_config(tmp_path / name, **options))
+    def starter(name: str = "a", *, supervisor: Supervisor | None = None, **options: Any) -> BrokerNode:
+        node = BrokerNode(node_config(tmp_path / name, **options), supervisor=supervisor)
         nodes.append(node)
         node.start()
         return node

@@ -320,10 +320,11 @@ def test_a_master_that_refuses_writes_is_no_master_to_a_load_balancer(start: Sta
 
 def test_a_thread_that_failed_makes_it_unhealthy(start: Start) -> None:
     node = monitored(start)
-    node.health.unhealthy("log-scrub", "a test says so")
+    node.health.supervisor.always("log-scrub", ValueError("a test says so"))
     assert pages(node)["/healthz"] == 503
     assert pages(node)["/readyz"] == 503
     assert value_of(scrape(node), "haservice_failed_threads") == 1
+    assert value_of(scrape(node), "haservice_thread_failures_total", thread="log-scrub") == 1
 
 
 def test_a_group_that_lags_is_shown_with_its_lag(start: Start, client: BlockingClient) -> None:

@@ -39,6 +39,7 @@ from haservice.remoting.headers.clients import (
     PullMessageHeader,
     UpdateConsumerOffsetHeader,
 )
+from haservice.supervisor import Supervisor
 from tests.support.brokers import LOOPBACK, addr_of, send, send_request
 from tests.support.messages import batch_body
 from tests.support.waiting import wait_until
@@ -205,7 +206,7 @@ def test_a_slave_refuses_sends_and_changes_of_topics(
 def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = start()
+    node = start(supervisor=Supervisor(standing_still))
     monkeypatch.setattr(node.store.flusher, "step", lambda: (_ for _ in ()).throw(OSError("broken disk")))
     node.store.flusher.wake()
     wait_until(lambda: node.health.failures, "the failure was noticed")
@@ -213,6 +214,11 @@ def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "broken disk" in (answer.remark or "")
     assert "broken disk" in table(client, addr_of(node))["failedThreads"]
+
+
+def standing_still() -> float:
+    """A clock that stands still: no pause is ever over."""
+    return 0.0
 
 
 def dies(*_: object) -> None:
@@ -229,7 +235,7 @@ TURNS: dict[str, Callable[[BrokerNode], tuple[object, str, Callable[[], None]]]]
     "transaction-check": lambda node: (node.transaction_check, "_interval_s", node.transaction_check.wake),
     "log-repair": lambda node: (node.repairer, "repair_all", node.repairer.wake),
     "broker-persist": lambda node: (node.persistence, "persist", node.persistence.wake),
-    "register": lambda node: (node.registration, "_register", node.registration.announce),
+    "register": lambda node: (node.registration, "_register_now", node.registration.announce),
 }
 
 
@@ -247,7 +253,7 @@ def test_every_thread_that_dies_is_told_and_takes_the_sends_with_it_that_need_it
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    node = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)})
+    node = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)}, supervisor=Supervisor(standing_still))
     part, turn, wake = TURNS[name](node)
     with monkeypatch.context() as broken:
         broken.setattr(part, turn, dies)
@@ -262,6 +268,38 @@ def test_every_thread_that_dies_is_told_and_takes_the_sends_with_it_that_need_it
     refused = answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert refused is (name in WITHOUT_WHICH_OK_IS_NOT_TRUE)
     assert (f"thread {name} has failed" in (answer.remark or "")) is refused
+    assert (node.failed is not None) is (name == "role-keeper")
+
+
+@pytest.mark.parametrize("name", [name for name in TURNS if name != "role-keeper"])
+def test_a_thread_that_died_is_started_again_and_sends_go_on(
+    name: str,
+    start: Callable[..., BrokerNode],
+    namesrv: str,
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = start(role=SYNC, broker={"namesrv_addrs": (namesrv,)})
+    part, turn, wake = TURNS[name](node)
+    again = threading.Event()
+    sound = getattr(part, turn)
+
+    def sound_again(*given: Any) -> Any:
+        again.set()
+        return sound(*given)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(part, turn, dies)
+        wake()
+        wait_until(lambda: node.health.supervisor.counts, "the end was noticed")
+        broken.setattr(part, turn, sound_again if callable(sound) else sound)
+        wait_until(lambda: again.is_set() or not callable(sound), "it runs again")
+        wait_until(lambda: not node.health.failures, "and counts as running")
+        wait_until(
+            lambda: send(client, addr_of(node)).code != ResponseCode.SERVICE_NOT_AVAILABLE, "sends go on"
+        )
+    assert name in table(client, addr_of(node))["restartedThreads"]
+    assert node.failed is None
 
 
 @pytest.mark.parametrize("name", ["ha-client", "slave-sync"])
@@ -269,7 +307,7 @@ def test_a_thread_of_a_slave_that_dies_is_told(
     name: str, start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master = start(role=SYNC)
-    node = slave_of(start, master)
+    node = slave_of(start, master, supervisor=Supervisor(standing_still))
     if name == "ha-client":
         wait_until(lambda: node.ha.connected)
         monkeypatch.setattr(type(node.store.log), "append_replica", dies)
@@ -284,6 +322,46 @@ def test_a_thread_of_a_slave_that_dies_is_told(
         wait_until(lambda: not master.ha.status().slaves, "its link is closed")
 
 
+def test_a_death_outlives_a_change_of_role(start: Callable[..., BrokerNode]) -> None:
+    node = start()
+    node.health.supervisor.never("lease-keeper", ValueError("gone"))
+    node._turn("a test says so", node.file_config)
+    for following in (node.successor(), node.again()):
+        assert following is not None
+        assert "gone" in following.health.why_vital
+        assert following.failed is node.failed is not None
+        said: list[str | None] = []
+        following.health.refuse_sends = said.append
+        following.health.dispatch_is(None, None)
+        assert "thread lease-keeper has failed" in (said[0] or "")
+
+
+@pytest.mark.parametrize("name", ["ha-client", "slave-sync"])
+def test_a_thread_of_a_slave_that_died_is_started_again_and_the_slave_follows(
+    name: str, start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = start(role=SYNC)
+    node = slave_of(start, master)
+    wait_until(lambda: node.ha.connected)
+    with monkeypatch.context() as broken:
+        if name == "ha-client":
+            broken.setattr(type(node.store.log), "append_replica", dies)
+            broken.setattr(type(node.store.log), "append_arrivals", dies)
+            send(client, addr_of(master))
+        else:
+            broken.setattr(node.slave_sync, "sync_once", dies)
+            node.slave_sync.set_master_addr(addr_of(master))
+        wait_until(lambda: node.health.supervisor.counts, "the end was noticed")
+    assert name in node.health.supervisor.counts
+    wait_until(lambda: node.ha.connected and not node.health.failures, "it runs again")
+    answer = send(client, addr_of(master), "New")
+    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SLAVE_NOT_AVAILABLE)
+    wait_until(lambda: node.store.log.end == master.store.log.end, "the log is copied")
+    if name == "slave-sync":
+        wait_until(lambda: node.topics.get("New") is not None, "so are the topics")
+    assert node.failed is None
+
+
 def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
     start: Callable[..., BrokerNode], client: BlockingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,15 +369,14 @@ def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
     node = start()
     died = threading.Thread(target=node.health.thread_failed, args=("log-flush", ValueError("gone")))
 
-    class Failures(dict[str, str]):
-        def keys(self) -> Any:
-            found = set(super().keys())
-            if not died.ident:
-                died.start()
-                died.join(0.5)  # it has to wait for the look to end
-            return found
+    def looks(_: Supervisor) -> dict[str, str]:
+        if not died.ident:
+            died.start()
+            died.join(0.5)  # it has to wait for the look to end
+            return {}
+        return dict(node.health.supervisor.counts and {"log-flush": "gone"})
 
-    monkeypatch.setattr(node.health, "failures", Failures())
+    monkeypatch.setattr(Supervisor, "failures", property(looks))
     node.health.dispatch_is(None, None)
     died.join()
     assert "gone" in (node.sends.refuse_all or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import threading
@@ -455,3 +456,23 @@ def test_the_thread_mends_what_it_is_woken_for_and_ends_when_told(tmp_path: Path
     assert service.stop(Deadline(PATIENCE_S))
     assert service.failed is None
     assert not any(thread.name == "log-repair" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EMFILE, "Too many open files")])
+def test_peers_that_cannot_be_asked_are_asked_again(tmp_path: Path, error: OSError) -> None:
+    log = filled(tmp_path, 20)
+    places = edges(log)
+    damaged = Damaged(log, (places[2], places[3]))
+    errors = [error]
+
+    def peers() -> list[str]:
+        if errors:
+            raise errors.pop()
+        return [PEER]
+
+    repairer = Repairer(damaged, peers, lambda: nullcontext(Peers(peer=log)), retry_s=0.001)
+    service = Service("log-repair", repairer)
+    service.start()
+    wait_until(lambda: damaged.repaired, "the damage to be repaired")
+    assert service.stop(Deadline(PATIENCE_S))
+    assert (service.failed, errors) == (None, [])

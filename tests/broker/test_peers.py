@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,16 @@ class Peer:
             return request.answer(ResponseCode.SYSTEM_ERROR, "beyond the log")
         data = LOG[header.offset : header.offset + min(header.size, READ_BYTES_MAX)]
         return request.answer(body=data, ext=ReadLogResponseHeader(len(LOG)).encode())
+
+
+def test_a_peer_that_takes_a_question_and_does_not_answer_is_silent_and_a_dead_one_is_not(
+    peers: Peers,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as still, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        addrs = [f"127.0.0.1:{one.getsockname()[1]}" for one in (still, gone)]
+        heard = peers.ask(addrs)
+    assert (heard.peers, heard.silent) == ([], addrs[:1])
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import RegisterBrokerHeader, RouteHeader
 from haservice.remoting.headers.lineage import ToldTopicsHeader
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.supervisor import Supervisor
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -51,13 +52,13 @@ class Registered:
             identity, addrs, self.topics, on_master=self.masters.append, **settings
         )
         self.topics.on_change = self.registration.announce
-        self.client = BlockingClient()
-        self.task = self.client.task("register", self.registration.run)
+        self.client, self.supervisor = BlockingClient(), Supervisor()
+        self.task = self.client.task("register", self.registration.run, self.supervisor.never)
         self.task.start()
 
     def stop(self) -> None:
         assert self.task.stop(Deadline(10))
-        assert self.task.failed is None
+        assert self.supervisor.fatal is None
         self.client.close()
 
 

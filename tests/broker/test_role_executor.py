@@ -191,10 +191,13 @@ def test_who_waits_is_answered_when_the_thread_dies_of_a_fault_of_ours(pool: Thr
     hands = Hands(Write=fault)
     executor = RoleExecutor(master(), hands)
     ran = pool.submit(executor.run, threading.Event())
-    with pytest.raises(RequestError, match="is stopping"):
+    why = "role-keeper has failed, and this broker ends: ZeroDivisionError: a bug"
+    with pytest.raises(RequestError, match=why):
         executor.ask(FURTHER)
     with pytest.raises(ZeroDivisionError):
         ran.result(PATIENCE_S)
+    with pytest.raises(RequestError, match=why):
+        executor.ask(FURTHER)
     # It is held for good: nobody knows what was written.
     assert hands.log[-1] == Write.__name__
     assert "let go" not in hands.log

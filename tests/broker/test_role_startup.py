@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +12,9 @@ import pytest
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.node import BrokerNode
 from haservice.broker.roles import startup
+from haservice.broker.roles.executor import RoleExecutor
+from haservice.broker.roles.peers import PATIENCE_S, Heard, Peers
+from haservice.broker.roles.startup import SECOND_LOOK_SECONDS
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
 from haservice.remoting.client import BlockingClient
@@ -167,3 +170,22 @@ def test_a_broker_whose_log_was_removed_counts_for_no_failover_before_it_has_cau
     node = start(role=BrokerRole.SLAVE, coordinator="etcd://127.0.0.1:1")
     kept = LineageFile(node.config.log.root).state
     assert (kept.whole_from, kept.sealed) == ((OFFSET_MAX, 1999) if is_gone else (0, -1))
+
+
+def test_a_master_that_starts_looks_again_with_patience_where_somebody_is_silent(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The promoted broker stood still for a second just then, and there were two masters."""
+    looks: list[float] = []
+    ask = Peers.ask
+
+    def looked(peers: Peers, also: Iterable[str] = (), patience_s: float = PATIENCE_S) -> Heard:
+        looks.append(patience_s)
+        return ask(peers, also, patience_s)._replace(silent=["127.0.0.1:9"])
+
+    monkeypatch.setattr(Peers, "ask", looked)
+    monkeypatch.setattr(RoleExecutor, "run", lambda _, stop: stop.wait())
+    start()
+    assert looks == [PATIENCE_S, SECOND_LOOK_SECONDS]
+    start("b", role=BrokerRole.SLAVE)
+    assert looks[2:] == [PATIENCE_S]

@@ -654,3 +654,21 @@ def test_a_mistake_of_ours_still_answers_every_gathered_send(
     asyncio.run(turn())
     assert [answer.code for answer in bench.peer.sent] == [ResponseCode.SYSTEM_ERROR] * 2
     assert "ZeroDivisionError" in (bench.peer.sent[0].remark or "")
+
+
+def test_a_mistake_of_ours_in_the_short_way_costs_no_other_send_its_answer(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    monkeypatch.setattr("haservice.broker.send.processor.CROWD_S", 3600.0)
+    bench.send(request())
+    bench.peer = Peer()
+    monkeypatch.setattr(bench.sends, "_append_run", lambda: 1 / 0)
+
+    async def turn() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, __: None)
+        bench.send(request(), request())
+        await asyncio.sleep(0)
+
+    asyncio.run(turn())
+    assert [answer.code for answer in bench.peer.sent] == [ResponseCode.SUCCESS] * 2

@@ -35,6 +35,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.copies import CopyOffsetsHeader
 from haservice.remoting.server import Listener, RemotingServer
+from haservice.supervisor import Supervisor
 from tests.support.remoting import serving
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -140,8 +141,8 @@ class Slave:
         )
         self.kept: dict[str, bytes] = {}
         self.delayed_are_due = False
-        self.client = BlockingClient()
-        self.task = self.client.task("slave-sync", self.sync.run)
+        self.client, self.supervisor = BlockingClient(), Supervisor()
+        self.task = self.client.task("slave-sync", self.sync.run, self.supervisor.never)
 
     def count(self) -> None:
         self.synced += 1
@@ -163,7 +164,7 @@ def slave(tmp_path: Path) -> Iterator[Slave]:
     made.task.start()
     yield made
     assert made.task.stop(Deadline(10))
-    assert made.task.failed is None
+    assert made.supervisor.fatal is None
     made.client.close()
 
 

@@ -240,6 +240,31 @@ def test_a_master_that_is_gone_is_replaced_by_the_first_answer_that_knows_anothe
     run(cluster.options, scenario)
 
 
+def test_a_route_that_makes_our_own_mistake_ends_no_look_at_the_others(
+    cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (broker,) = brokers([])
+    cluster.routes["T"] = route(2, a={0: broker.addr})
+    asked = threading.Event()
+
+    def mistakes(*_: object, **__: object) -> None:
+        raise KeyError("a mistake of ours")
+
+    async def scenario(producer: AsyncProducer) -> None:
+        assert (await producer.send(HELLO)).ok
+        with monkeypatch.context() as broken:
+            broken.setattr("haservice.client.session.TopicRouteData.decode", mistakes)
+            before = len(cluster.asked)
+            cluster.on_route = lambda topic: asked.set() if len(cluster.asked) > before + 1 else None
+            assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        asked.clear()
+        before = len(cluster.asked)
+        assert await asyncio.to_thread(asked.wait, PATIENCE_S)
+        assert (await producer.send(HELLO)).ok
+
+    run(replace(cluster.options, route_interval_s=0.05), scenario)
+
+
 def test_a_slave_that_says_so_is_one_and_the_send_waits_for_the_master(
     cluster: FakeCluster, brokers: Callable[..., list[FakeBroker]]
 ) -> None:

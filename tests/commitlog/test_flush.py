@@ -15,7 +15,7 @@ from commitlog.log.log import CommitLog
 from commitlog.options import FlushDiskType
 from commitlog.recovery.checkpoint import Checkpoint
 from commitlog.recovery.durable_marks import Durable
-from commitlog.upkeep.flush import Flusher, QueueFlusher
+from commitlog.upkeep.flush import SAID_AGAIN_S, Flusher, QueueFlusher
 from tests.support.failing_files import FailingFiles
 from tests.support.messages import log_options, message, open_log
 from tests.support.waiting import wait_until
@@ -353,6 +353,21 @@ def test_queues_are_flushed_by_pages_and_thoroughly(tmp_path: Path) -> None:
     assert files.calls["fdatasync"] == 2
     again = Checkpoint(tmp_path / "checkpoint", files)
     assert (again.logics_timestamp_ms, again.positions.known) == (5000, Durable(0, 700, 0))
+
+
+def test_a_queue_flush_that_goes_on_failing_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queues, now_s = Queues(), [1000.0]
+    queues.error = OSError(errno.EIO, "broken")
+    monkeypatch.setattr("commitlog.upkeep.flush.time.monotonic", lambda: now_s[0])
+    flusher = QueueFlusher(
+        log_options(tmp_path), queues, None, Checkpoint(tmp_path / "checkpoint", OSFiles())
+    )
+    for _ in range(7):
+        flusher.step()
+        now_s[0] += SAID_AGAIN_S / 3
+    assert caplog.text.count("queues or index not flushed") == 3
 
 
 def test_a_queue_flush_that_fails_moves_no_checkpoint(tmp_path: Path) -> None:

@@ -541,7 +541,6 @@ def test_a_task_on_the_loop_is_cancelled_by_its_stop_and_told_of_when_it_ends_ot
         for task in (working, *others, working):
             assert task.stop(Deadline(PATIENCE_S))
     assert ended == ["said goodbye"]
-    assert working.failed is None
     assert told == [("fails", "a mistake of ours"), ("returns", "it has ended by itself")]
     assert working.stop(Deadline(PATIENCE_S))
 

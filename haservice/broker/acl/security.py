@@ -19,9 +19,9 @@ from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.client import BlockingClient
-from haservice.remoting.loop_thread import OnFailure
 from haservice.remoting.tls import ServerTls, client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
+from haservice.service import OnFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from haservice.dledger.messages import LedgerEntry
 from haservice.dledger.node.node import DLedgerNode
 from haservice.dledger.node.shell import MemberLook, NodeStatus
 from haservice.dledger.settings import MemberSettings
+from haservice.errors import HAServiceError
 from haservice.replication.lineage.epochs import PROMOTION_STEP
 from haservice.replication.lineage.file import LineageFile
 
@@ -112,8 +113,14 @@ class BrokerMember:
     # -- life ---------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Takes part from now on.  Raises ConfigError for a port that is taken."""
-        self.node.start()
+        """Takes part from now on.  Raises ConfigError for a port that is taken, or HAServiceError."""
+        try:
+            self.node.start()
+        except TimeoutError:
+            raise HAServiceError(
+                f"this broker's member {self.settings.self_id} of group {self.settings.group} has not begun in time:"
+                " the disk of its store is slow, or the machine busy; start it again"
+            ) from None
 
     def close(self, deadline: Deadline) -> None:
         self.node.stop(deadline)

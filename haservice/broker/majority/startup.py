@@ -86,7 +86,7 @@ def attach(member: BrokerMember, parts: BrokerParts, health: Health) -> None:
             ha.proof.committed,
             ha.proof.lost,
             parts.server.loop,
-            health.thread_failed,
+            health.supervisor.never,
         )
     )
 

@@ -169,22 +169,27 @@ class Registration:
     # On the loop
 
     async def run(self, client: RemotingClient) -> None:
-        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least."""
+        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least.
+
+        One that breaks off stays registered, for it runs again.
+        """
         self._announced = {addr: asyncio.Event() for addr in self._addrs}
         self._loop = asyncio.get_running_loop()
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
-        is_late = False
         try:
             await asyncio.gather(*followers)  # ends only through a bug of ours
         except asyncio.CancelledError as error:
-            is_late = GIVEN_UP in error.args  # whoever came after us is registered by now
+            await self._end(followers)
+            if GIVEN_UP not in error.args:  # else whoever came after us is registered by now
+                await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
             raise
         finally:
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
-            if not is_late:
-                await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
+            await self._end(followers)
+
+    async def _end(self, followers: Sequence[asyncio.Future[None]]) -> None:
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)
 
     async def _follow(self, client: RemotingClient, addr: str) -> None:
         """Keeps this broker registered at one nameserver while the task runs."""

@@ -240,7 +240,11 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
         "haservice_damaged_ranges", "Damaged ranges of the log that are not repaired.", len(facts.damaged)
     )
     out.gauge("haservice_damaged_bytes", "Bytes in them.", sum(end - begin for begin, end in facts.damaged))
-    out.gauge("haservice_failed_threads", "Threads that have failed.", len(facts.failed_threads))
+    out.gauge(
+        "haservice_failed_threads", "Threads that have failed, and do not run now.", len(facts.failed_threads)
+    )
+    for thread, count in facts.thread_failures.items():
+        out.counter("haservice_thread_failures_total", "How often it failed.", count, thread=thread)
     for name, text in (
         ("next_segment_not_made", facts.next_segment_not_made),
         ("not_registered", facts.not_registered),

@@ -29,7 +29,9 @@ def open_monitoring(parts: BrokerParts, health: Health) -> MonitoringServer | No
         collector.text,
         {path: _asked(check, facts, lambda: parts.server.loop) for path, check in CHECKS.items()},
     )
-    server = MonitoringServer(addr, pages.answer, source=parts.config.source, on_failure=health.thread_failed)
+    server = MonitoringServer(
+        addr, pages.answer, source=parts.config.source, on_failure=health.supervisor.never
+    )
     return server
 
 

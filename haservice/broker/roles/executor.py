@@ -108,7 +108,7 @@ class RoleExecutor:
         self._tickets = itertools.count(1)
         self._answers_lock = threading.Lock()  # guards _answers and _stopped
         self._answers: dict[int, Future[JSONBody]] = {}
-        self._stopped = False
+        self._stopped = ""  # why nobody is answered any more
 
     # -- for other threads --------------------------------------------------------------------------
 
@@ -137,12 +137,10 @@ class RoleExecutor:
 
     def order(self, header: ExtHeader | Order) -> Future[JSONBody]:
         """Makes a request, and returns where its answer will be.  Raises RequestError if it is refused now."""
-        if busy := why_busy(self.state):
-            raise refused(busy)
         ticket, answer = next(self._tickets), Future[JSONBody]()
         with self._answers_lock:
-            if self._stopped:
-                raise refused("this broker is stopping")
+            if why := self._stopped or why_busy(self.state):
+                raise refused(why)
             if self._answers:
                 raise refused("another change of its role is under way")
             self._answers[ticket] = answer
@@ -161,16 +159,21 @@ class RoleExecutor:
     # -- the thread ---------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
+        why = "this broker is stopping"
         try:
             self.drive(Tick())
             while not stop.is_set():
                 self._one(stop)
+        except BaseException as error:
+            if not stop.is_set():
+                why = f"thread role-keeper has failed, and this broker ends: {type(error).__name__}: {error}"
+            raise
         finally:
             with self._answers_lock:
-                self._stopped, left = True, list(self._answers.values())
+                self._stopped, left = why, list(self._answers.values())
             for answer in left:
                 with contextlib.suppress(InvalidStateError):
-                    answer.set_exception(refused("this broker is stopping"))
+                    answer.set_exception(refused(why))
 
     def _one(self, stop: threading.Event) -> None:
         state = self.state

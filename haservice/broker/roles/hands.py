@@ -87,7 +87,8 @@ HOLDER = "role"
 # successor from starting.
 COPY_SECONDS = 2.0
 COPY_FROM_LOST_SECONDS = 0.5
-LINK_STOP_SECONDS = 2.0
+# A slave may be in a flush, and where its disk is slow the dead master's may be the same.
+LINK_STOP_SECONDS = 20.0
 # What is not dispatched yet has to be dispatched, to know where the last whole record ends.
 DISPATCH_SECONDS = 30.0
 DISPATCH_LOOK_SECONDS = 0.05

@@ -365,8 +365,13 @@ class Repairer:
         """Tries each fenced range once; True if none is left."""
         if not self._log.damaged:
             return True
-        with self._reading() as fetch:
-            left = [one for one in self._log.damaged if not self._repaired(fetch, *one)]
+        try:
+            with self._reading() as fetch:
+                left = [one for one in self._log.damaged if not self._repaired(fetch, *one)]
+        except (OSError, RemotingError) as error:  # of the way to the peers: it may be there the next time
+            if self._throttle.ready("peers"):
+                logger.warning("peers cannot be asked for what is damaged reason=%r; trying on", error)
+            return False
         return not left
 
     def _repaired(self, fetch: Fetch, begin: int, end: int) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from haservice.broker.roles.rules import lineage_of
 from haservice.deadline import Deadline
-from haservice.errors import AnswerError, RemotingError
+from haservice.errors import AnswerError, RemotingError, RemotingTimeout
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import ClusterInfo
 from haservice.remoting.client import BlockingClient, RemotingClient, expect
@@ -47,10 +47,14 @@ UNREACHED_AGAIN_S = 600.0
 
 
 class Heard(NamedTuple):
-    """Who answered, and which broker ids of this name belong to others, as the nameservers say."""
+    """Who answered, and which broker ids of this name belong to others, as the nameservers say.
+
+    `silent` are addresses that took the question and gave no answer in time: brokers that stand still, no dead ones.
+    """
 
     peers: Sequence[LineageBody] = ()
     taken_ids: dict[int, str] = {}  # noqa: RUF012 - never changed
+    silent: Sequence[str] = ()
 
 
 class Peers:
@@ -73,9 +77,9 @@ class Peers:
         self._throttle = LogThrottle()
         self._unreached = LogThrottle(UNREACHED_AGAIN_S)
 
-    def ask(self, also: Iterable[str] = ()) -> Heard:
-        """The answers of all that can be found, and of those at `also`; never raises."""
-        return self.use(lambda client: self._ask_all(client, also))
+    def ask(self, also: Iterable[str] = (), patience_s: float = PATIENCE_S) -> Heard:
+        """The answers of all that can be found, and of those at `also`; raises nothing that they cause."""
+        return self.use(lambda client: self._ask_all(client, also, Deadline(patience_s)))
 
     def sources(self) -> list[str]:
         """Addresses of brokers that may have what is damaged here, masters first."""
@@ -112,15 +116,15 @@ class Peers:
 
             yield read
 
-    async def _ask_all(self, client: RemotingClient, also: Iterable[str]) -> Heard:
+    async def _ask_all(self, client: RemotingClient, also: Iterable[str], patience: Deadline) -> Heard:
         asked: dict[str, asyncio.Task[LineageBody | None]] = {}
         taken: dict[int, str] = {}
-        patience = Deadline(PATIENCE_S)
+        silent: list[str] = []
 
         def ask(addrs: Iterable[str]) -> None:
             for addr in addrs:
                 if addr and addr != self._own_addr and addr not in asked and len(asked) < PEERS_MAX:
-                    asked[addr] = asyncio.ensure_future(self._asked(client, addr, patience))
+                    asked[addr] = asyncio.ensure_future(self._asked(client, addr, patience, silent))
 
         async def ask_at(namesrv: str) -> None:
             try:
@@ -142,10 +146,12 @@ class Peers:
         await asyncio.gather(*(ask_at(namesrv) for namesrv in self._namesrv_addrs))
         found = await asyncio.gather(*asked.values())
         return Heard(
-            [one for one in found if one is not None and one.broker_name == self._broker_name], taken
+            [one for one in found if one is not None and one.broker_name == self._broker_name], taken, silent
         )
 
-    async def _asked(self, client: RemotingClient, addr: str, patience: Deadline) -> LineageBody | None:
+    async def _asked(
+        self, client: RemotingClient, addr: str, patience: Deadline, silent: list[str]
+    ) -> LineageBody | None:
         try:
             body = await get_lineage(client, addr, patience.remaining)
         except AnswerError as error:
@@ -154,6 +160,8 @@ class Peers:
             return None
         except (RemotingError, ValueError) as error:
             self._say("peer unreachable addr=%s reason=%s", addr, error)
+            if isinstance(error, RemotingTimeout):
+                silent.append(addr)
             return None
         self._throttle.ended(addr)
         self._unreached.ended(addr)

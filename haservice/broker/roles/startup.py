@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,9 @@ from haservice.replication.master.service import MasterHAService
 from haservice.replication.slave.service import SlaveHAService
 
 logger = logging.getLogger(__name__)
+
+# How long a start waits for a peer that took its question and was silent.
+SECOND_LOOK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class RoleStartup:
         if coordinated and self._leads:
             heard = Heard()  # the coordinator has said it, and the time until writes are taken counts
         else:
-            heard = peers.ask([handing.broker_addr] if handing is not None else [])
+            heard = self._heard(peers, [handing.broker_addr] if handing is not None else [])
         if coordinated and self.may_be_first:
             why = why_not_first(lineage.state, store.log.end, config.broker_addr, heard)
             self.may_be_first = not why
@@ -177,6 +180,19 @@ class RoleStartup:
             if self.state.turning:
                 return self.state.turning
         return OpenedRole(config, self.role, store, lineage, peers, self.state)
+
+    def _heard(self, peers: Peers, also: Sequence[str]) -> Heard:
+        """Who is there.  Before it leads, it looks again with patience where somebody is silent: a broker that stands
+        still for a moment may be the master by now.
+        """
+        heard = peers.ask(also)
+        if heard.silent and not self.role.role.is_slave and not self.config.coordinator.is_set:
+            logger.warning(
+                "asking once more before this broker leads silent=%s patience_s=%g",
+                *(",".join(heard.silent), SECOND_LOOK_SECONDS),
+            )
+            heard = peers.ask(also, SECOND_LOOK_SECONDS)
+        return heard
 
     def file_config_of(self, live: NodeConfig) -> NodeConfig:
         """The configuration for a successor: settings as they are now, the role as in the file."""

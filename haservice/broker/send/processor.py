@@ -224,9 +224,11 @@ class SendProcessor:
         gathered, self._gathered = self._gathered, []
         if len(senders) == 1:
             self._crowd -= 1
-        self._append_run()
-        if gathered:
-            self._handle_gathered(gathered)
+        try:
+            self._append_run()
+        finally:  # a mistake of ours in those is none of these
+            if gathered:
+                self._handle_gathered(gathered)
 
     def _handle_gathered(self, gathered: list[tuple[Connection, Sequence[RemotingCommand]]]) -> None:
         sends = [(connection, request) for connection, requests in gathered for request in requests]

@@ -64,6 +64,11 @@ class Gauges:
             "consumerOffsetsNotKept": self.offsets.full,
             "heldPulls": str(len(self.long_polling)),
             "clientConnections": str(self.server.connections),
-            "failedThreads": ", ".join(f"{name}: {why}" for name, why in self.health.failures.items()),
+            "failedThreads": _listed(self.health.failures),
+            "restartedThreads": _listed(self.health.supervisor.restarted),
             "refusesSends": self.sends.refuse_all or self.store.log.writable or "",
         }
+
+
+def _listed(threads: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {why}" for name, why in threads.items())

@@ -131,7 +131,7 @@ class RunningChanges:
         except click.ClickException as error:
             state, text = ChangeState.REFUSED, error.format_message()
         except (HAServiceError, CommitLogError, OSError) as error:
-            state, text = ChangeState.REFUSED, str(error)
+            state, text = ChangeState.REFUSED, str(error) or type(error).__name__
         except BaseException:
             logger.exception("change failed kind=%s name=%s", asked.kind, escaped(asked.name))
             state, text = ChangeState.REFUSED, "the console has made a mistake; its log has the details"

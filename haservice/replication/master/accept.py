@@ -140,13 +140,12 @@ class AcceptSocketService:
             return list(self._connections)
 
     def run(self, stop: threading.Event) -> None:
-        try:
-            while not stop.is_set():
-                if self._wakeup.wait_for(self._any, select.POLLIN, self._hang_up_on_silent()):
-                    for listener, door in self._listeners:
-                        self._accept_some(listener, door, stop)
-        finally:
-            self._close_listeners()
+        """The ports stay open if it breaks off, for it runs again."""
+        while not stop.is_set():
+            if self._wakeup.wait_for(self._any, select.POLLIN, self._hang_up_on_silent()):
+                for listener, door in self._listeners:
+                    self._accept_some(listener, door, stop)
+        self._close_listeners()
 
     def wake(self) -> None:
         self._wakeup.set()

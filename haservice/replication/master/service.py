@@ -34,6 +34,7 @@ from haservice.replication.wire.protocol import MasterState
 from haservice.replication.wire.secure import SecureDoors
 from haservice.replication.wire.transport import Transport
 from haservice.service import Service
+from haservice.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class MasterHAService(Generic[T]):
 
     With SYNC_FLUSH, `flushes` limits consumers to flushed bytes.  With `greets`, slaves of ours are greeted.
     `doors` lists the ports beside the plain one.  `loop` answers a SYNC_MASTER's sends: it reads the acks,
-    and calls on_acked, too.  `on_failure(thread, error)` is told of a thread that died.  `by_voters`: whose acks
+    and calls on_acked, too.  `supervisor` starts a thread that died again.  `by_voters`: whose acks
     count is what count_by() says, not the list of replicas.  `on_lost` is called when the link of a slave of ours has
     ended.
     """
@@ -65,7 +66,7 @@ class MasterHAService(Generic[T]):
         on_acked: Callable[[list[T], bool], None] = lambda waiters, ok: None,
         on_mark: Callable[[], None] = lambda: None,
         flushes: bool = False,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        supervisor: Supervisor | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         greets: Greets | None = None,
         doors: SecureDoors | None = None,
@@ -105,7 +106,7 @@ class MasterHAService(Generic[T]):
                 acknowledged=self.shown_by_slaves,
             )
         self._threads, self._accepting = HAThreads(), HAThreads()
-        self._on_failure = on_failure
+        self._supervisor = supervisor or Supervisor()
         self._on_lost = on_lost
 
     def _acceptor(self, doors: SecureDoors | None) -> AcceptSocketService:
@@ -130,12 +131,13 @@ class MasterHAService(Generic[T]):
     def start(self) -> None:
         """Raises OSError naming the address if the HA port is taken."""
         self._accept.open()
+        again = self._supervisor.again
         if self._greeter is not None:
             self._greeter.take_list()
             self._greeter.forget_lost_acks()
-            self._threads.start(Service("ha-recorder", self._greeter.recorder, self._on_failure))
-        self._threads.start(Service("ha-group-transfer", self._group, self._on_failure))
-        self._accepting.start(Service("ha-accept", self._accept, self._on_failure))
+            self._threads.start(Service("ha-recorder", self._greeter.recorder, again))
+        self._threads.start(Service("ha-group-transfer", self._group, again))
+        self._accepting.start(Service("ha-accept", self._accept, again))
         logger.info("ha port open addr=%s:%d role=%s", self._bind_address, self.port, self._role.value)
 
     def stop(self, deadline: Deadline) -> bool:

@@ -42,7 +42,7 @@ from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
 from haservice.replication.slave.session import SlaveSession
 from haservice.replication.slave.shown_end import ShownEnd
-from haservice.replication.slave.states import State
+from haservice.replication.slave.states import LINKED, State
 from haservice.replication.status import MasterHeard, MasterLinkStatus
 from haservice.replication.wire.hello import MasterHello
 from haservice.replication.wire.protocol import Run, TransferReader
@@ -216,12 +216,25 @@ class HAClient:
                 except (OSError, ProtocolError, CommitLogError) as error:
                     if not self._left:
                         self._do_all(session.lost(error, time.monotonic()))
+        except Exception as error:
+            self._broke_off(error)
+            raise
         finally:
-            try:
-                self._do_all(session.stop())
-            finally:
-                self._close()
-                self._wakeup.close()
+            if self._stopping:
+                self._end()
+
+    def _broke_off(self, error: Exception) -> None:
+        """A mistake of ours ends the thread.  When it runs again, it dials again."""
+        if self._session.state in (State.DIALLING, *LINKED):
+            self._do_all(self._session.lost(error, time.monotonic()))
+        self._close()
+
+    def _end(self) -> None:
+        try:
+            self._do_all(self._session.stop())
+        finally:
+            self._close()
+            self._wakeup.close()
 
     def _next_event(self) -> Sequence[Action]:
         """Without a link, or with news: waits for the next event, and tells the session."""

@@ -21,6 +21,7 @@ from haservice.replication.slave.shown_end import ShownEnd
 from haservice.replication.status import HAStatus
 from haservice.replication.wire.secure import SecureDoors
 from haservice.service import Service
+from haservice.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class SlaveHAService:
 
     With `flush`, that is with SYNC_FLUSH, acks speak of flushed bytes, and consumers see only flushed bytes.
     `on_mark` is called when STRICT shows more: the master has told that more is acknowledged.
-    `doors` says how it connects.  `on_failure(thread, error)` is told of a thread that died.
+    `doors` says how it connects.  `supervisor` starts a thread that died again.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class SlaveHAService:
         damage: Callable[[], str | None] = lambda: None,
         flush: Callable[[], object] | None = None,
         boundary: Callable[[], int] | None = None,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        supervisor: Supervisor | None = None,
         clock_ms: Callable[[], int] = wall_clock_ms,
         rejoin: Rejoin | None = None,
         doors: SecureDoors | None = None,
@@ -81,13 +82,13 @@ class SlaveHAService:
         if self._lineage is not None:
             self._recorder = MasterRecorder(self._lineage, lambda: client.heard, self._acknowledged)
         self._threads = HAThreads()
-        self._on_failure = on_failure
+        self._supervisor = supervisor or Supervisor()
         client.set_master_address(config.master_address)
 
     def start(self) -> None:
         if self._recorder is not None:
-            self._threads.start(Service("ha-recorder", self._recorder, self._on_failure))
-        self._threads.start(Service("ha-client", self._client, self._on_failure))
+            self._threads.start(Service("ha-recorder", self._recorder, self._supervisor.again))
+        self._threads.start(Service("ha-client", self._client, self._supervisor.again))
 
     def stop(self, deadline: Deadline) -> bool:
         """Ends every thread.  May be called twice.  False if one is left."""

@@ -221,7 +221,9 @@ def notes_of(one: Seen) -> list[str]:
     if one.damaged:
         notes.append(damage_text(who, one.damaged))
     if one.failed_threads:
-        notes.append(f"{who} must be restarted, one of its threads has failed: {one.failed_threads}")
+        notes.append(f"{who} lacks a thread that has failed: {one.failed_threads}.")
+    if one.info.get("restartedThreads"):
+        notes.append(f"{who} has started a thread again that had failed: {one.info['restartedThreads']}.")
     if one.not_registered:
         notes.append(f"{who} is not registered, clients and slaves do not find it: {one.not_registered}")
     if one.next_segment_not_made:

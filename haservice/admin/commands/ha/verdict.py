@@ -255,7 +255,13 @@ class _Judge:
         if one.damaged:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
         if one.failed_threads:
-            yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
+            yield Finding(grave, "THREAD FAILED", f"{where(one)} lacks {one.failed_threads}")
+        if one.info.get("restartedThreads"):
+            yield Finding(
+                Severity.WARNING,
+                "THREAD RESTARTED",
+                f"{where(one)}: {one.info['restartedThreads']}; its log has more",
+            )
         yield from troubles_of(one)
         if one.next_segment_not_made:
             yield Finding(
