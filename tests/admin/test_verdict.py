@@ -334,6 +334,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "LOG DAMAGED, 10.0.0.2:10911: from 100 to 200",
     ),
+    "acknowledged messages that an old master cut": (
+        [master(link()), slave(info={"acknowledgedCut": "it cut from 100 to 200"})],
+        Severity.CRITICAL,
+        "ACKNOWLEDGED MESSAGES WERE CUT, 10.0.0.2:10911: it cut from 100 to 200",
+    ),
     "a thread that failed": (
         [master(link(), failed_threads="flush: OSError"), slave()],
         Severity.CRITICAL,

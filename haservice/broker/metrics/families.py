@@ -240,6 +240,11 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
         "haservice_damaged_ranges", "Damaged ranges of the log that are not repaired.", len(facts.damaged)
     )
     out.gauge("haservice_damaged_bytes", "Bytes in them.", sum(end - begin for begin, end in facts.damaged))
+    out.gauge(
+        "haservice_acknowledged_cut_bytes",
+        "What was cut here though a slave had acknowledged it, until it is removed from cut/.",
+        facts.acknowledged_cut,
+    )
     out.gauge("haservice_failed_threads", "Threads that have failed.", len(facts.failed_threads))
     for name, text in (
         ("next_segment_not_made", facts.next_segment_not_made),

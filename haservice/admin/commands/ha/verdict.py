@@ -254,6 +254,8 @@ class _Judge:
         grave = Severity.WARNING if one.is_slave else Severity.CRITICAL
         if one.damaged:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
+        if cut := one.info.get("acknowledgedCut"):
+            yield Finding(Severity.CRITICAL, "ACKNOWLEDGED MESSAGES WERE CUT", f"{where(one)}: {cut}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} must be restarted: {one.failed_threads}")
         yield from troubles_of(one)
