@@ -88,7 +88,7 @@ class DelayTable(Protocol):
     def replace(self, body: DelayOffsetWrapper, /) -> object: ...
 
 
-class Link(Protocol):
+class FollowedLog(Protocol):
     """The link by which the master's log comes."""
 
     @property
@@ -120,7 +120,7 @@ class SlaveSync:
         delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
         be lost, by its file's name, and returns where; it may raise OSError.
         """
-        self.link: Link | None = None
+        self.link: FollowedLog | None = None
         """Set before the task starts; None in a DLedger group, whose members agree on their leader."""
         self._own_addr = own_addr
         self._topics = topics
