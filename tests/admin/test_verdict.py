@@ -217,6 +217,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.CRITICAL,
         "TWO MASTERS, 10.0.0.1:10911 (epoch 3) and 10.0.0.3:10911 (epoch 1000): the older one gives way",
     ),
+    "two masters that have no log in common": (
+        [master(link(), said={"unproven": "b claims 1000"}), master(addr=OTHER, said={"epoch": 1000})],
+        Severity.CRITICAL,
+        "(epoch 1000): stop the one whose log is not to stay, move its store aside, and start it again",
+    ),
     "two masters of one epoch": (
         [master(said={"epoch": 1000}), master(addr=OTHER, replica_id=C, said={"epoch": 1001})],
         Severity.CRITICAL,
@@ -416,14 +421,25 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     ),
     "a slave of the other master of one epoch": (
         [
-            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(5000, 0, A),)}),
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(1, 0, A), EpochBody(5000, 9, A))}),
             slave(
                 client={"state": "READY", "last_error": "two masters"},
-                said={"epochs": (EpochBody(5000, 0, B),)},
+                said={"epochs": (EpochBody(1, 0, A), EpochBody(5000, 9, B))},
             ),
         ],
         Severity.WARNING,
         "does not follow: two masters; mqadmin failover -b broker-a --to 10.0.0.1:10911 begins one that it follows",
+    ),
+    "a slave of another master of that number, and of another log": (
+        [
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(1, 0, A),)}),
+            slave(
+                client={"state": "READY", "last_error": "no epoch is in both logs"},
+                said={"epochs": (EpochBody(1, 0, B),)},
+            ),
+        ],
+        Severity.WARNING,
+        "does not follow: no epoch is in both logs",
     ),
     "a slave that follows and does not answer": (
         [master(link()), dead(SLAVE, 1)],

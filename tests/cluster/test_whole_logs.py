@@ -362,6 +362,44 @@ def test_a_slave_whose_log_its_master_cannot_compare_names_the_exact_loss_before
     wait_follows(ask, pair.master_addr, pair.slave_addr)
 
 
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+def test_a_slave_whose_log_is_to_stay_becomes_the_master_by_the_advice_of_its_refusal(
+    make_pair: MakePair, admin: Ask, role: str
+) -> None:
+    """The master began without its log, and perhaps took messages that nobody else has: somebody decides."""
+    pair, ask = pair_with(make_pair, admin, role)
+    for name in ("broker-a-s", "broker-a"):
+        assert pair.processes[name].stop() == 0
+    for part in ("commitlog", "consumequeue", "lineage"):
+        shutil.rmtree(pair.store("broker-a") / part)
+    pair.start_master()
+    if role == "ASYNC_MASTER":
+        send_ok(pair.master_addr, numbered(500, 510))
+    pair.start_slave()
+    keep = "to keep this slave's log, stop the master"
+    wait_until(lambda: keep in link_error(ask, pair.slave_addr), "the slave refuses it")
+    said = run("check", "-n", pair.namesrv_addr).stdout
+    assert keep in said
+    assert f"--to {pair.master_addr}" not in said  # a further epoch of the master is no help
+    assert pair.processes["broker-a"].stop() == 0
+    command = advised(pair, said)
+    done = run(*command)
+    if done.exit_code and "--force does it all the same" in done.output:
+        done = run(*command, "--force")
+    assert done.exit_code == 0, done.output
+    if role == "ASYNC_MASTER":
+        # It still has its own log, and takes the new master for a stranger.
+        pair.start_master()
+        help = "stop the one whose log is not to stay, move its store aside, and start it again"
+        wait_until(lambda: help in run("check", "-n", pair.namesrv_addr).stdout, "check says how to go on")
+        assert pair.processes["broker-a"].stop() == 0
+    pair.store("broker-a").rename(pair.root / "aside")
+    pair.start_master()
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
+    wait_until(lambda: run("check", "-n", pair.namesrv_addr).stdout.startswith("OK"), "all is well")
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 200)
+
+
 def test_two_stores_with_one_identity_part_by_the_advice_of_the_refusal(
     make_pair: MakePair, admin: Ask
 ) -> None:

@@ -210,6 +210,8 @@ class _Judge:
         fate = (
             f"choose one: {_failover_to(_furthest(self.masters))} takes the one whose log goes further"
             if rivals and not self.group
+            else "stop the one whose log is not to stay, move its store aside, and start it again: the logs differ"
+            if any(one.lineage is not None and one.lineage.unproven for one in self.masters)
             else "the older one gives way once it hears of the other"
         )
         return Finding(Severity.CRITICAL, "TWO MASTERS", f"{named}: {fate}")
@@ -454,12 +456,17 @@ class _Judge:
 
 
 def _are_rivals(master: Seen, slave: Seen) -> bool:
-    """Whether two masters began one number, and the slave has the epoch of the other one."""
-    last, its = (one.lineage.epochs[-1:] if one.lineage is not None else () for one in (master, slave))
+    """Whether two masters began one number, the slave has the epoch of the other one, and a further epoch helps.
+
+    It helps a slave that has an epoch of the master's log; else their logs do not go together at all.
+    """
+    ours, its = (one.lineage.epochs if one.lineage is not None else () for one in (master, slave))
+    known = {(one.epoch, one.start, one.master) for one in ours}
     return (
-        bool(last and its)
-        and of_one_promotion(last[0].epoch, its[0].epoch)
-        and last[0].master != its[0].master
+        bool(ours and its)
+        and of_one_promotion(ours[-1].epoch, its[-1].epoch)
+        and ours[-1].master != its[-1].master
+        and any((one.epoch, one.start, one.master) in known for one in its)
     )
 
 
