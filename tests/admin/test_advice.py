@@ -135,7 +135,7 @@ ADVICE: dict[str, dict[str, str]] = {
     },
     "replication/lineage/acked_cuts.py": {
         "dumpLog VALUE": "an old master cut what a slave had acknowledged",
-        "removeCut VALUE VALUE": "the same, once an operator has what he needs of it",
+        "removeCut VALUE": "the same, once an operator has what he needs of it",
     },
     "replication/slave/rejoin.py": {"check": "hint: an old master cuts what a slave had acknowledged"},
     "recovery/recovery.py": {"reinit": "hint: a log is damaged in too many places"},
