@@ -96,7 +96,9 @@ def test_a_member_that_was_put_back_from_an_older_copy_elects_nobody_and_nothing
     shutil.rmtree(group.store(restored))
     shutil.copytree(tmp_path / "snapshot", group.store(restored))
     group.begin_member(restored, flushDiskType="SYNC_FLUSH")
-    check_says(group, f"by what {keeper} remembers it had acknowledged up to", f"waits for an answer of {asleep}")
+    check_says(
+        group, f"by what {keeper} remembers it had acknowledged up to", f"waits for an answer of {asleep}"
+    )
     group.processes[keeper].kill()
     thaw(group.processes[asleep].popen)
     start = f"start {group.member_addr(keeper)}"

@@ -25,7 +25,6 @@ from haservice.admin.commands.dledger.judging import (
     good_leader,
     member_name,
     no_leader,
-    start_text,
     troubles_of,
 )
 from haservice.admin.commands.ha import settings_verdict
@@ -38,7 +37,7 @@ from haservice.admin.commands.ha.findings import (
     NameVerdict,
     Severity,
 )
-from haservice.admin.commands.ha.ha_questions import Seen, lists_of
+from haservice.admin.commands.ha.ha_questions import Seen, lists_of, where
 from haservice.broker.roles.rules import last_heard
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
@@ -72,10 +71,6 @@ def verdicts_of(
         for members in names.values()
     ]
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
-
-
-def where(one: Seen) -> str:
-    return shown_addr(one.broker.addr)
 
 
 def _why_shut(one: Seen) -> str:
@@ -129,7 +124,10 @@ class _Judge:
             found += lease_verdict.of_slave(self.slaves[0])
         else:
             found, good = [self._no_master()], ""
-        found += [trouble for one in self.slaves for trouble in self._troubles(one)]
+        # Where nobody leads, it is said already who is not whole.
+        said = {"MEMBER NOT WHOLE"} if any(one.head == "NOBODY LEADS" for one in found) else set()
+        troubles = [trouble for one in self.slaves for trouble in self._troubles(one)]
+        found += [one for one in troubles if one.head not in said]
         found += differing(self.seen)
         found.sort(key=lambda one: -one.state.rank)
         if not found:
@@ -145,7 +143,7 @@ class _Judge:
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {one.why_silent}" for one in self.silent])
         if self.group:
-            return no_leader(self.group, "; ".join(filter(None, (gone, start_text(self.group)))))
+            return no_leader(self.group, gone)
         if not self.slaves:
             return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
