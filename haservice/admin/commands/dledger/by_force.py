@@ -103,7 +103,7 @@ def _checked(admin: MQAdmin, before: Topology, to: str) -> tuple[Member, list[Me
     own = next(one for one in said if one.member is candidate)
     if most.end_index > own.end_index:
         raise click.ClickException(
-            f"refused: {most.text}, and {shown_addr(to)} up to {own.end_index}: --to {shown_addr(most.member.addr)}"
+            f"refused: {most.text}, and {own.text}: --to {shown_addr(most.member.addr)} loses less"
         )
     return candidate, said
 
