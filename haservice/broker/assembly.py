@@ -149,7 +149,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
             on_greeted=slave_sync.greeted,
             on_cut=tables.end_offsets,
         )
-    slave = ha if isinstance(ha, SlaveHAService) else None
+    slave = slave_sync.link = ha if isinstance(ha, SlaveHAService) else None
     durability = durability_of(config, store, _replica_proof(ha), server, gate)
     following = FollowedMaster(config.replication, slave, slave_sync)
     registration = registration_of(

@@ -259,14 +259,14 @@ class BrokerNode:
         config = self.config = startup.config
         live = live_settings_of(config, self.file_config)
         store_host = store_host_of(config)
-        check_owner(self.file_config, self._accepted)
+        owner = check_owner(self.file_config, self._accepted)
         if member is None:
             check_is_classic(config.log)
             store = Store.open(config.log, store_host=store_host, trusted_end=self._trusted_end)
         else:
             store = member.open_store(config, store_host)
         self._running.add("store", lambda _: self._close_store(store))
-        note_owner(self.file_config)
+        note_owner(self.file_config, owner)
         check_ports(config, security)
 
         def turn(why: str) -> None:

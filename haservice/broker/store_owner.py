@@ -59,8 +59,10 @@ class ForeignStore(StoreUnreadable):
         self.was = was
 
 
-def check_owner(config: NodeConfig, accepted: Accepted) -> None:
-    """Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; or OSError.
+def check_owner(config: NodeConfig, accepted: Accepted) -> Owner | None:
+    """Whose store it is by its file; None if it has none.
+
+    Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; or OSError.
 
     Where a file stands in the place of a directory there is no store; to open it says so.
     """
@@ -68,7 +70,7 @@ def check_owner(config: NodeConfig, accepted: Accepted) -> None:
     with suppress(NotADirectoryError):
         was = _file(config).load(_decode)
     if was is None:
-        return
+        return None
     if (was.cluster_name, was.broker_name) != (now.cluster_name, now.broker_name):
         if not accepted.store:
             raise ForeignStore(config.log.root, was, now)
@@ -79,13 +81,14 @@ def check_owner(config: NodeConfig, accepted: Accepted) -> None:
             " on each other's stores should be stopped, and their storePathRootDir exchanged",
             *(was.broker_id, now.broker_id, config.log.root),
         )
+    return was
 
 
-def note_owner(config: NodeConfig) -> None:
-    """Writes down whose store it is.  The store is locked.  Raises OSError."""
-    file, now = _file(config), _owner(config)
-    if file.load(_decode) != now:
-        file.save(lambda: typed_json.encode_pretty(now))
+def note_owner(config: NodeConfig, was: Owner | None) -> None:
+    """Writes down whose store it is, if check_owner() found another.  The store is locked.  Raises OSError."""
+    now = _owner(config)
+    if was != now:
+        _file(config).save(lambda: typed_json.encode_pretty(now))
 
 
 def _file(config: NodeConfig) -> PersistedFile:

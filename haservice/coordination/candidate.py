@@ -10,10 +10,8 @@ from __future__ import annotations
 from haservice.coordination.cluster import FOLLOWS, Cluster, MemberState
 from haservice.coordination.facts import LeaseFacts
 from haservice.coordination.voters import Voters
-from haservice.mastership.whole import Evidence, KnownVoter, Place, last_resort, why_not_whole
+from haservice.mastership.whole import NOT_WHOLE, Evidence, KnownVoter, Place, last_resort, why_not_whole
 from haservice.replication.lineage.epochs import PROMOTION_STEP, of_one_promotion
-
-EMPTIED = "its machine went down, or its store was emptied or put back, and it has not caught up since"
 
 
 def why_restored(facts: LeaseFacts) -> str:
@@ -77,7 +75,7 @@ def why_hurt(seen: Cluster, one: MemberState) -> str:
     elif status is not None and not status.told and status.replica_id == one.replica_id:
         told["the coordinator"] = (one.place.epoch, status.end)  # an older version wrote it
     evidence = Evidence(one.place, told, lost_power=one.lost_power and not one.is_whole)
-    return why_not_whole(evidence) or ("" if one.is_whole else EMPTIED)
+    return why_not_whole(evidence) or ("" if one.is_whole else NOT_WHOLE)
 
 
 def is_last_resort(facts: LeaseFacts, seen: Cluster) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from haservice.coordination.candidate import twin, why_restored
 from haservice.coordination.facts import LeaseFacts
+from haservice.mastership.whole import NOT_WHOLE
 
 
 def why_no_successor(facts: LeaseFacts, trouble: str = "") -> str:
@@ -33,5 +34,5 @@ def why_no_successor(facts: LeaseFacts, trouble: str = "") -> str:
     if own.id not in seen.voters.ids:
         return "it is no voter yet: it becomes one once it has caught up, and its master has told the coordinator"
     if not own.member.is_whole:
-        return "its machine went down, or its store was emptied, and it has not caught up since"
+        return NOT_WHOLE
     return ""

@@ -260,7 +260,10 @@ class EntryHandler:
     def _refuse_cut(self, index: int) -> bool:
         """A leader without what is committed: entries that were acknowledged are lost, or are about to be."""
         committed, leader = self._state.committed_index, self._state.leader_id
-        text = f"{leader} wants entry {index} cut, and up to {committed} all is committed: nothing is cut"
+        held = (
+            f"up to {committed} all is committed" if committed >= 0 else "this member has agreed to it before"
+        )
+        text = f"{leader} wants entry {index} cut, and {held}: nothing is cut"
         if index <= committed:
             self._state.refuses_cut = text
         self._tell_once(text)

@@ -22,6 +22,8 @@ Place = tuple[int, int]
 
 NOWHERE: Place = (-1, -1)
 LOST_POWER = "its machine went down before its log was flushed, and it has not caught up since"
+NOT_WHOLE = "its machine went down, or its store was emptied or put back, and it has not caught up since"
+"""Where a replica says that it is not whole, and not why."""
 
 
 @dataclass(frozen=True, slots=True)

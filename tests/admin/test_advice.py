@@ -133,7 +133,11 @@ ADVICE: dict[str, dict[str, str]] = {
         "forget": "hint: the list of replicas is full",
         "reinit -b VALUE": "two logs of the same epochs differ",
     },
-    "replication/slave/rejoin.py": {"dumpLog shows": "hint: an old master cut what a slave had acknowledged"},
+    "replication/lineage/acked_cuts.py": {
+        "dumpLog VALUE": "an old master cut what a slave had acknowledged",
+        "removeCut VALUE": "the same, once an operator has what he needs of it",
+    },
+    "replication/slave/rejoin.py": {"check": "hint: an old master cuts what a slave had acknowledged"},
     "recovery/recovery.py": {"reinit": "hint: a log is damaged in too many places"},
 }
 ROOMS = (

@@ -133,6 +133,10 @@ def test_a_member_that_is_not_whole_is_named_with_what_it_waits_for() -> None:
     assert found.state is Severity.CRITICAL
     assert f"NOBODY LEADS, sends fail; 2 of 3 members answer; n1 (10.0.0.2:10911) {text}" in found.text
     assert "mqadmin failover -b broker-a --to ADDR says what is lost with them" in found.text
+    assert (found.text.count("is not whole"), found.text.count("start ")) == (
+        2,
+        1,
+    )  # each reason, each advice once
     led = judged(member("n0", link("n1"), link("n2")), waits[0], member("n2"))
     assert led.state is Severity.WARNING
     assert f"MEMBER NOT WHOLE, 10.0.0.2:10911 {text}" in led.text

@@ -70,6 +70,7 @@ def test_a_master_shows_each_slave_as_it_sees_it() -> None:
         "held": None,
         "metadataNotCopied": None,
         "failedThreads": None,
+        "acknowledgedCut": None,
         "notRegistered": None,
         "nextSegmentNotMade": None,
         "replicaId": None,

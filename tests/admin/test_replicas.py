@@ -266,13 +266,25 @@ def test_what_a_sync_master_acknowledged_is_said_to_be_there_where_it_is(serve: 
 
 
 def test_a_slave_that_was_started_since_says_so_of_its_own_records(serve: Serve) -> None:
-    """Its store may have been put back: then they are as old as the copy."""
-    three = Three(serve)
+    """Its store may have been put back: then they are as old as the copy, and nobody knows better."""
+    three = Three(serve, c_end=None)
     three.b.say(members=listed({A: three.gone, B: three.b.addr}), replicas=(), master_end_kept=True)
-    said = told(three.failover())
+    refused = three.failover()
+    assert refused.exit_code == 1
+    assert "refused: " in refused.stderr
+    assert f"\n  start {three.gone}, the last master, again: it has all that it accepted\n" in refused.stderr
+    said = told(three.failover("--force"))
     assert "\nBy its own records it has all that the last master, a SYNC_MASTER, acknowledged.\n" in said
     assert "It has all" not in said
-    assert "If its store was put back from an older copy" in said
+    assert "if its store was put back from an older copy" in said
+
+
+def test_another_slave_that_heard_the_master_until_its_end_knows_enough_of_one_that_was_started_since(
+    serve: Serve,
+) -> None:
+    three = Three(serve, c_end=500)
+    three.b.say(master_end_kept=True)
+    assert "put back" not in told(three.failover())
 
 
 def test_where_a_restart_leaves_unknown_what_an_async_master_took_last_its_start_is_advised(

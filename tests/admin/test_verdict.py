@@ -217,6 +217,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.CRITICAL,
         "TWO MASTERS, 10.0.0.1:10911 (epoch 3) and 10.0.0.3:10911 (epoch 1000): the older one gives way",
     ),
+    "two masters that have no log in common": (
+        [master(link(), said={"unproven": "b claims 1000"}), master(addr=OTHER, said={"epoch": 1000})],
+        Severity.CRITICAL,
+        "(epoch 1000): stop the one whose log is not to stay, move its store aside, and start it again",
+    ),
     "two masters of one epoch": (
         [master(said={"epoch": 1000}), master(addr=OTHER, replica_id=C, said={"epoch": 1001})],
         Severity.CRITICAL,
@@ -334,6 +339,11 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "LOG DAMAGED, 10.0.0.2:10911: from 100 to 200",
     ),
+    "acknowledged messages that an old master cut": (
+        [master(link()), slave(info={"acknowledgedCut": "it cut from 100 to 200"})],
+        Severity.CRITICAL,
+        "ACKNOWLEDGED MESSAGES WERE CUT, 10.0.0.2:10911: it cut from 100 to 200",
+    ),
     "a thread that failed": (
         [master(link(), failed_threads="flush: OSError"), slave()],
         Severity.CRITICAL,
@@ -416,14 +426,25 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     ),
     "a slave of the other master of one epoch": (
         [
-            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(5000, 0, A),)}),
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(1, 0, A), EpochBody(5000, 9, A))}),
             slave(
                 client={"state": "READY", "last_error": "two masters"},
-                said={"epochs": (EpochBody(5000, 0, B),)},
+                said={"epochs": (EpochBody(1, 0, A), EpochBody(5000, 9, B))},
             ),
         ],
         Severity.WARNING,
         "does not follow: two masters; mqadmin failover -b broker-a --to 10.0.0.1:10911 begins one that it follows",
+    ),
+    "a slave of another master of that number, and of another log": (
+        [
+            master(role="ASYNC_MASTER", said={"epochs": (EpochBody(1, 0, A),)}),
+            slave(
+                client={"state": "READY", "last_error": "no epoch is in both logs"},
+                said={"epochs": (EpochBody(1, 0, B),)},
+            ),
+        ],
+        Severity.WARNING,
+        "does not follow: no epoch is in both logs",
     ),
     "a slave that follows and does not answer": (
         [master(link()), dead(SLAVE, 1)],

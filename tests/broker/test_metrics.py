@@ -152,6 +152,7 @@ def test_what_is_refused_is_counted_by_reason_and_why_now_by_its_origin() -> Non
         refusals=Refusals(log="the disk is 91 % full"),
         traffic=TrafficFacts(refused={"system_busy": 3}, unproven={"flush_slave_timeout": 4}),
         damaged=[(100, 150)],
+        acknowledged_cut=70,
         failed_threads=["log-scrub"],
         next_segment_not_made="no space",
     )
@@ -162,6 +163,7 @@ def test_what_is_refused_is_counted_by_reason_and_why_now_by_its_origin() -> Non
     assert value_of(text, "haservice_sends_unproven_total", status="flush_slave_timeout") == 4
     assert value_of(text, "haservice_damaged_ranges") == 1
     assert value_of(text, "haservice_damaged_bytes") == 50
+    assert value_of(text, "haservice_acknowledged_cut_bytes") == 70
     assert value_of(text, "haservice_failed_threads") == 1
     assert value_of(text, "haservice_trouble", what="next_segment_not_made") == 1
     assert value_of(text, "haservice_trouble", what="not_registered") == 0

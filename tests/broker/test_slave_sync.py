@@ -185,6 +185,53 @@ def serving_at(port: int, master: Master) -> Iterator[None]:
         assert server.stop(10)
 
 
+class Link:
+    """The link by which the log comes."""
+
+    def __init__(self, *, is_refused: bool = False) -> None:
+        self.stands = False
+        self.is_refused = is_refused
+        self.looks = 0
+
+    @property
+    def follows(self) -> bool:
+        self.looks += 1
+        return self.stands
+
+    def wait_looked_at(self) -> None:
+        before = self.looks
+        wait_until(lambda: self.looks >= before + 4, "several tries")
+
+
+def test_nothing_is_copied_of_a_master_whose_log_does_not_come(slave: Slave) -> None:
+    """Its store may have been put back from an older copy, and its tables with it."""
+    slave.sync.link = link = Link()
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        slave.delayed_are_due = True
+        link.wait_looked_at()
+        assert (master.asked, slave.synced, slave.delays.table) == (0, 0, {})
+        link.stands = True
+        slave.sync.greeted(addr)
+        wait_until(lambda: slave.delays.table == {3: 7} and slave.synced, "one pass")
+        link.stands = False
+        asked, slave.delays.table = master.asked, {}
+        slave.sync.wake()
+        link.wait_looked_at()
+        assert (master.asked, slave.delays.table) == (asked, {})
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_last_copy_of_a_slave_that_becomes_the_master_is_of_a_master_with_its_log(
+    slave: Slave, is_refused: bool
+) -> None:
+    slave.sync.link = Link(is_refused=is_refused)
+    with master_at() as (master, addr):
+        slave.sync.set_master_addr(addr)
+        assert slave.sync.copy_now(10) is not is_refused
+        assert master.asked == (0 if is_refused else 1)
+
+
 def test_everything_is_copied_as_soon_as_there_is_a_master(slave: Slave) -> None:
     with master_at() as (_, addr):
         slave.sync.set_master_addr(addr)

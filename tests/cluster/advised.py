@@ -74,12 +74,13 @@ def _words_of(name: str, rest: str) -> list[str]:
     """`rest` is what stands behind the name: flags, values, and then the sentence goes on."""
     command, options, words = commands_of(MODULES[name])[name], options_of(name), [name]
     wanted = sum(isinstance(one, click.Argument) and one.required for one in command.params)
+    takes_many = any(isinstance(one, click.Argument) and one.nargs == -1 for one in command.params)
     for word in rest.split() if rest[:1].isspace() else ():
         bare = word.rstrip(_ENDS)
         last = options.get(words[-1])
         is_value = last is not None and not last.is_flag
         wanted -= not is_value and not bare.startswith("-")
-        if not is_value and not bare.startswith("-") and wanted < 0:
+        if not is_value and not bare.startswith("-") and wanted < 0 and (bare.isalpha() or not takes_many):
             break
         words.append(bare)
         if bare != word:

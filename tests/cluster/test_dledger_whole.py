@@ -78,6 +78,37 @@ def test_a_wiped_member_elects_nobody_and_nothing_is_lost_when_the_other_one_is_
     assert json.loads((store(group, wiped) / "whole").read_text())["why"] is None
 
 
+def test_a_member_that_was_put_back_from_an_older_copy_elects_nobody_and_nothing_is_lost(
+    group: ScratchGroup, admin: MQAdmin, tmp_path: Path
+) -> None:
+    """Its copy agrees with itself; the leader remembers how far it had acknowledged."""
+    group.start_members(flushDiskType="SYNC_FLUSH")
+    keeper = serving(group, admin)
+    asleep, restored = others(group, keeper)
+    send_ok(group.addr(keeper), numbered(0, 100))
+    assert group.processes[restored].stop() == 0
+    shutil.copytree(group.store(restored), tmp_path / "snapshot")
+    group.start_members(restored, flushDiskType="SYNC_FLUSH")
+    check_says(group, "3 of 3 members are level")
+    freeze(group.processes[asleep].popen)
+    send_ok(group.addr(keeper), numbered(100, 500))
+    group.processes[restored].kill()
+    shutil.rmtree(group.store(restored))
+    shutil.copytree(tmp_path / "snapshot", group.store(restored))
+    group.begin_member(restored, flushDiskType="SYNC_FLUSH")
+    check_says(
+        group, f"by what {keeper} remembers it had acknowledged up to", f"waits for an answer of {asleep}"
+    )
+    group.processes[keeper].kill()
+    thaw(group.processes[asleep].popen)
+    start = f"start {group.member_addr(keeper)}"
+    check_says(group, "NOBODY LEADS", f"by what {keeper} remembers", "waits for a leader of term", start)
+    boot(group, keeper, flushDiskType="SYNC_FLUSH")
+    leader = group.leader(admin)
+    assert read(admin, group.addr(leader)) == numbered(0, 500)
+    check_says(group, "3 of 3 members are level")
+
+
 def test_a_new_group_waits_for_a_member_that_is_missing_and_begins_without_it_by_command(
     group: ScratchGroup, admin: MQAdmin
 ) -> None:

@@ -154,7 +154,7 @@ def test_a_failover_to_a_slave_that_heard_nothing_of_the_master_wants_force(
     assert any((pair.store("broker-a") / "cut").iterdir())
 
 
-def test_a_slave_that_was_started_again_still_knows_how_far_its_sync_master_was(
+def test_a_slave_that_was_started_again_knows_only_by_its_own_records_how_far_its_sync_master_was(
     make_pair: MakePair, admin: Ask
 ) -> None:
     pair = make_pair("SYNC_MASTER")
@@ -165,7 +165,10 @@ def test_a_slave_that_was_started_again_still_knows_how_far_its_sync_master_was(
     pair.processes["broker-a"].kill()
     assert pair.processes["broker-a-s"].stop() == 0
     pair.start_slave()
-    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert refused.exit_code == 1
+    assert "if its store was put back from an older copy" in refused.output
+    done = typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes", "--force")
     assert (done["lostBytes"], done["lostBytesExact"], done["complete"]) == (0, False, True)
     assert read(ask, pair.slave_addr) == numbered(0, 100)
 
@@ -293,7 +296,8 @@ def test_a_master_becomes_a_sync_master_and_back_at_once_whoever_takes_over(
     (said,) = unlike_file(pair)
     advice = said.partition("mqadmin ")[2].partition(" makes it")[0].split()
     assert advice == ["switchover", "-b", "broker-a", "--role", "ASYNC_MASTER"]
-    typed(pair, *advice, "--yes")
+    done = run(advice[0], "-n", pair.namesrv_addr, *advice[1:], "--yes")
+    assert (done.exit_code, "write brokerRole" in done.output) == (0, False)  # the file says so already
     assert role_at(ask, pair.slave_addr) == "ASYNC_MASTER"
     assert not unlike_file(pair)
     wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")

@@ -14,11 +14,16 @@ import pytest
 from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import RemotingError
+from haservice.remoting.bodies.clients import TopicConfigWrapper
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.clients import CreateTopicHeader
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.replication.lineage.file import LineageFile
+from haservice.replication.lineage.own_record import acked_by_slaves
 from tests.admin.asking import run
+from tests.cluster.advised import commands_in
 from tests.cluster.support import (
+    TOPIC,
     Ask,
     MakePair,
     assert_equal_logs,
@@ -217,18 +222,93 @@ def test_a_master_whose_copy_is_older_than_its_epoch_gives_way_to_the_slave_that
     ask.ask(pair.master_addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=30.0)
     wait_follows(ask, pair.master_addr, pair.slave_addr)
     send_ok(pair.master_addr, numbered(200, 700))
+    ask.update_topic(pair.master_addr, CreateTopicHeader("Later", "TBW102", 2, 2, 6))
     wait_follows(ask, pair.master_addr, pair.slave_addr)
+    wait_until(lambda: knows(ask, pair.slave_addr, "Later"), "the slave has the topic")
     assert pair.processes["broker-a"].stop() == 0
     put_back(tmp_path / "snapshot", pair.store("broker-a"))
     pair.start_master()
     why = held(ask, pair.master_addr)
     assert f"by what {pair.slave_addr} remembers" in why
     assert_refuses(pair.master_addr)
+    wait_until(lambda: "newer epoch" in link_error(ask, pair.slave_addr), "the slave refuses it")
+    # A start asks for the tables at once: not those of a master whose log is refused.
+    assert pair.processes["broker-a-s"].stop() == 0
+    pair.start_slave()
+    wait_until(lambda: "newer epoch" in link_error(ask, pair.slave_addr), "the slave refuses it")
+    assert knows(ask, pair.slave_addr, "Later")
+    assert not knows(ask, pair.master_addr, "Later")
     done = run(*advised(pair, why.partition("if they are lost for good")[0], ADDR=pair.slave_addr))
     assert done.exit_code == 0, done.output
     wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
     assert read(ask, pair.slave_addr) == numbered(0, 700)
+    assert knows(ask, pair.slave_addr, "Later")
     assert not (pair.store("broker-a-s") / "cut").exists()
+
+
+def knows(ask: MQAdmin, addr: str, topic: str) -> bool:
+    answer = ask.ask(addr, RequestCode.GET_ALL_TOPIC_CONFIG, into=TopicConfigWrapper)
+    return topic in answer.topic_config_table
+
+
+def link_error(ask: MQAdmin, addr: str) -> str:
+    status = ask.ha_status(addr)
+    client = status.ha_client_runtime_info if status is not None else None
+    return (client.last_error or "") if client is not None else ""
+
+
+def test_a_slave_that_was_put_back_while_its_master_is_away_takes_over_only_by_force_and_the_loss_stays_visible(
+    make_pair: MakePair, admin: Ask, tmp_path: Path
+) -> None:
+    """Nobody that answers knows what it had acknowledged; once the old master is back, `check` tells what was cut."""
+    pair, ask = pair_with(make_pair, admin, "SYNC_MASTER")
+    slave, store = pair.processes["broker-a-s"], pair.store("broker-a-s")
+    assert slave.stop() == 0
+    shutil.copytree(store, tmp_path / "snapshot")
+    pair.start_slave()
+    wait_follows(ask, pair.master_addr, pair.slave_addr)
+    begin = log_end(ask, pair.slave_addr)
+    send_ok(pair.master_addr, numbered(200, 500))
+    end = log_end(ask, pair.slave_addr)
+    pair.processes["broker-a-s"].kill()
+
+    def acked_up_to() -> int:
+        return acked_by_slaves(LineageFile(pair.store("broker-a")).state)
+
+    wait_until(lambda: acked_up_to() == end, "the master has written down what its slave acknowledged")
+    pair.processes["broker-a"].kill()
+    put_back(tmp_path / "snapshot", store)
+    pair.start_slave()
+    command = ("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    refused = run(*command)
+    assert refused.exit_code == 1
+    assert "if its store was put back from an older copy, nobody that answers knows" in refused.output
+    assert f"start {pair.master_addr}, the last master, again" in refused.output
+    done = run(*command, "--force")
+    assert done.exit_code == 0, done.output
+    pair.start_master()
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+
+    def check() -> str:
+        return run("check", "-n", pair.namesrv_addr).stdout
+
+    def told() -> None:
+        said = check()
+        assert f"ACKNOWLEDGED MESSAGES WERE CUT, {pair.master_addr}: it cut from {begin} to {end}" in said
+        assert said.startswith("CRITICAL")
+        status = run("haStatus", "-n", pair.namesrv_addr).output
+        assert f"has lost acknowledged messages: it cut from {begin} to {end}" in status
+
+    told()
+    assert pair.processes["broker-a"].stop() == 0
+    pair.start_master()
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    told()
+    show, remove = [words for _, words in commands_in(check()) if words[0] in ("dumpLog", "removeCut")]
+    shown = run(*show)
+    assert (shown.exit_code, shown.output.count(TOPIC)) == (0, 300)
+    assert run(*remove, "--yes").exit_code == 0
+    wait_until(lambda: check().startswith("OK"), "all is well")
 
 
 def test_a_master_that_forgot_who_it_is_takes_no_writes_before_an_operator_names_it(
@@ -280,6 +360,44 @@ def test_a_slave_whose_log_its_master_cannot_compare_names_the_exact_loss_before
     done = run(*reinit, "--lose", str(end))
     assert done.exit_code == 0, done.output
     wait_follows(ask, pair.master_addr, pair.slave_addr)
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+def test_a_slave_whose_log_is_to_stay_becomes_the_master_by_the_advice_of_its_refusal(
+    make_pair: MakePair, admin: Ask, role: str
+) -> None:
+    """The master began without its log, and perhaps took messages that nobody else has: somebody decides."""
+    pair, ask = pair_with(make_pair, admin, role)
+    for name in ("broker-a-s", "broker-a"):
+        assert pair.processes[name].stop() == 0
+    for part in ("commitlog", "consumequeue", "lineage"):
+        shutil.rmtree(pair.store("broker-a") / part)
+    pair.start_master()
+    if role == "ASYNC_MASTER":
+        send_ok(pair.master_addr, numbered(500, 510))
+    pair.start_slave()
+    keep = "to keep this slave's log, stop the master"
+    wait_until(lambda: keep in link_error(ask, pair.slave_addr), "the slave refuses it")
+    said = run("check", "-n", pair.namesrv_addr).stdout
+    assert keep in said
+    assert f"--to {pair.master_addr}" not in said  # a further epoch of the master is no help
+    assert pair.processes["broker-a"].stop() == 0
+    command = advised(pair, said)
+    done = run(*command)
+    if done.exit_code and "--force does it all the same" in done.output:
+        done = run(*command, "--force")
+    assert done.exit_code == 0, done.output
+    if role == "ASYNC_MASTER":
+        # It still has its own log, and takes the new master for a stranger.
+        pair.start_master()
+        help = "stop the one whose log is not to stay, move its store aside, and start it again"
+        wait_until(lambda: help in run("check", "-n", pair.namesrv_addr).stdout, "check says how to go on")
+        assert pair.processes["broker-a"].stop() == 0
+    pair.store("broker-a").rename(pair.root / "aside")
+    pair.start_master()
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
+    wait_until(lambda: run("check", "-n", pair.namesrv_addr).stdout.startswith("OK"), "all is well")
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 200)
 
 
 def test_two_stores_with_one_identity_part_by_the_advice_of_the_refusal(

@@ -21,6 +21,7 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
+from haservice.replication.lineage.acked_cuts import bytes_cut, cuts_text
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.master import recorder
@@ -307,7 +308,18 @@ def test_an_old_master_that_cuts_what_a_slave_had_acknowledged_says_so(
         level(promoted, back)
     assert back.store.calls == [("rewind", common)]
     said = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
-    assert any(f"from={common} to={end} kept={back.store.kept}" in one for one in said) == acked
+    assert any(f"from={common} to={end} " in one for one in said) == acked
+    known = LineageFile(back.root).state.acked_cuts
+    assert [(one.start, one.end) for one in known] == ([(common, end)] if acked else [])
+    if not acked:
+        return
+    assert not cuts_text(back.root, known)  # nothing lies in cut/, so nothing was cut yet, or it is removed
+    kept = back.root / "cut" / f"{known[0].kept}1"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(b"")
+    assert f"from {common} to {end}" in cuts_text(back.root, known)
+    assert f"mqadmin removeCut {back.root} {kept.name}, " in cuts_text(back.root, known)
+    assert bytes_cut(back.root, known) == end - common
 
 
 @patient

@@ -158,6 +158,10 @@ class MajorityKeeper:
             "dLegerDamagedEntries": " ".join(map(str, member.damaged)),
         }
 
+    def acknowledged_cut_bytes(self) -> int:
+        """None: a member refuses to cut what it holds committed, see `dLegerRefusesCut`."""
+        return 0
+
     def _why(self) -> str:
         status = self._member.status
         leader = f"{status.leader_id} leads" if status.leader_id else "nobody leads"

@@ -5,6 +5,9 @@ fetches at once when a master greets it, for the network may have been cut befor
 topic arrive: they must be readable if the master dies now.  While delayed messages are delivered, it asks for 45
 four times a second: what the table does not count is delivered again after a change of master.
 
+It fetches only while the log comes: a master whose log and ours do not go together may have been put back from an
+older copy, and its tables with it.
+
     21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
     43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offsets.merge`
     45  GET_ALL_DELAY_OFFSET                taken whole: only masters deliver delayed messages
@@ -85,6 +88,16 @@ class DelayTable(Protocol):
     def replace(self, body: DelayOffsetWrapper, /) -> object: ...
 
 
+class FollowedLog(Protocol):
+    """The link by which the master's log comes."""
+
+    @property
+    def follows(self) -> bool: ...
+
+    @property
+    def is_refused(self) -> bool: ...
+
+
 class SlaveSync:
     """Task on the loop of the broker's client."""
 
@@ -107,6 +120,8 @@ class SlaveSync:
         delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
         be lost, by its file's name, and returns where; it may raise OSError.
         """
+        self.link: FollowedLog | None = None
+        """Set before the task starts; None in a DLedger group, whose members agree on their leader."""
         self._own_addr = own_addr
         self._topics = topics
         self._offsets = offsets
@@ -146,10 +161,10 @@ class SlaveSync:
     def copy_now(self, seconds: float) -> bool:
         """Makes one more pass, for a slave that becomes the master; False if not all was copied in time."""
         loop, client, addr = self._loop, self._client, self._master_addr
-        if loop is None or client is None or addr is None:
+        if loop is None or client is None or addr is None or (self.link is not None and self.link.is_refused):
             return False
         try:
-            copying = asyncio.run_coroutine_threadsafe(self.sync_once(client, addr), loop)
+            copying = asyncio.run_coroutine_threadsafe(self.sync_once(client, addr, last=True), loop)
         except RuntimeError:  # the loop has ended
             return False
         try:
@@ -219,7 +234,7 @@ class SlaveSync:
             while True:
                 self._woken.clear()
                 addr = self._asking = self._master_addr
-                copied = addr is None or await self._interruptible(client, addr)
+                copied = addr is None or (self._follows() and await self._interruptible(client, addr))
                 if addr == self._master_addr:
                     await self._rest(client, addr if copied else None, PERIOD_S if copied else self._retry_s)
         finally:
@@ -235,11 +250,15 @@ class SlaveSync:
                 async with asyncio.timeout(left_s if addr is None else min(left_s, DELAYS_S)):
                     await self._woken.wait()
                     return
-            if addr is not None and self._overdue():
+            if addr is not None and self._overdue() and self._follows():
                 try:
                     await self._sync_delays(client, addr)
                 except (RemotingError, ValueError):
                     addr = None  # the next pass says it
+
+    def _follows(self) -> bool:
+        """Whether the master is one whose log comes."""
+        return self.link is None or self.link.follows
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
         """Makes one pass, and gives it up if the task gets another address.
@@ -281,8 +300,12 @@ class SlaveSync:
         client.renew(addr, "nothing came by it after the master's greeting")
         return True
 
-    async def sync_once(self, client: RemotingClient, addr: str) -> bool:
-        """Tries all steps, even after one has failed.  True if all succeeded."""
+    async def sync_once(self, client: RemotingClient, addr: str, *, last: bool = False) -> bool:
+        """Tries all steps, even after one has failed.  True if all succeeded.
+
+        Between two steps the master may have ended, and an older copy of it begun; the `last` pass, of a slave that
+        becomes the master, needs no link any more.
+        """
         good = True
         for name, step in (
             (unfit_files.TOPICS, self._sync_topics),
@@ -290,6 +313,9 @@ class SlaveSync:
             (unfit_files.DELAYS, self._sync_delays),
             (unfit_files.GROUPS, self._sync_groups),
         ):
+            if not last and not self._follows():
+                good = False
+                break
             try:
                 await step(client, addr)
                 self._on_copied(name)

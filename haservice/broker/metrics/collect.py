@@ -100,6 +100,7 @@ class BrokerCollector:
             flushes=Histogram(list(store.flusher.durations.counts), store.flusher.durations.total_s),
             dispatch_behind=store.dispatcher.behind,
             damaged=log.damaged,
+            acknowledged_cut=parts.standing.acknowledged_cut_bytes(),
             next_segment_not_made=store.flusher.next_segment_trouble,
             failed_threads=list(self.health.failures),
             thread_failures=self.health.supervisor.counts,

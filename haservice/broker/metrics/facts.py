@@ -140,6 +140,7 @@ class BrokerFacts:
     flushes: Histogram = NOTHING_TIMED
     dispatch_behind: int = 0
     damaged: Sequence[tuple[int, int]] = ()
+    acknowledged_cut: int = 0
     next_segment_not_made: str = ""
     failed_threads: Sequence[str] = ()
     thread_failures: Mapping[str, int] = field(default_factory=dict)

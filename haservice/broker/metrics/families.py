@@ -241,6 +241,11 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
     )
     out.gauge("haservice_damaged_bytes", "Bytes in them.", sum(end - begin for begin, end in facts.damaged))
     out.gauge(
+        "haservice_acknowledged_cut_bytes",
+        "What was cut here though a slave had acknowledged it, until it is removed from cut/.",
+        facts.acknowledged_cut,
+    )
+    out.gauge(
         "haservice_failed_threads", "Threads that have failed, and do not run now.", len(facts.failed_threads)
     )
     for thread, count in facts.thread_failures.items():

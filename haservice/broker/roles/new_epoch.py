@@ -144,7 +144,8 @@ def further_epoch(state: RoleState, ticket: int, header: PromoteHeader, view: Vi
     last = view.kept.lineage.last
     number = last.number if last is not None else -1
     if header.min_epoch <= number:
-        return state, (Refuse(ticket, f"this broker is the master already, its epoch is {number}"),)
+        which = f"its epoch is {number}" if last is not None else "and has begun no epoch yet"
+        return state, (Refuse(ticket, f"this broker is the master already, {which}"),)
     if header.expected_end not in (-1, view.log.end):
         return state, (Refuse(ticket, f"the log ends at {view.log.end}, and not at {header.expected_end}"),)
     now, why = state.who.role, header.why or "an operator's choice"

@@ -43,6 +43,7 @@ from haservice.remoting.client import BlockingClient
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
 from haservice.remoting.json_body import JSONBody
+from haservice.replication.lineage.acked_cuts import bytes_cut, cuts_text
 from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import (
     LineageFile,
@@ -385,7 +386,12 @@ class RoleKeeper:
             "roleWhy": role_why,
             "epoch": str(last.number if last is not None else -1),
             "unprovenTerm": self.state.unproven,
+            "acknowledgedCut": cuts_text(self.lineage.root, self.lineage.state.acked_cuts),
         }
+
+    def acknowledged_cut_bytes(self) -> int:
+        """How much was cut here that a slave had acknowledged, and that lies in cut/ still."""
+        return bytes_cut(self.lineage.root, self.lineage.state.acked_cuts)
 
 
 def _nobody_asks_yet(_: RoleInForce | None = None) -> LineageBody:

@@ -232,7 +232,7 @@ def plan(
         )
         return Plan(Step.OLD_MASTER, own_log.end, text)
     if newest is not None and (their_newest is None or newest.outranks(their_newest)):
-        known = their_newest.number if their_newest is not None else -1
+        known = their_newest.number if their_newest is not None else "none"
         text = f"we know of epoch {newest.number}, and the master's newest is {known}: {_both(own, theirs)}"
         return Plan(Step.OLD_MASTER, own_log.end, text)
     if agreed is None or own_log.is_empty:

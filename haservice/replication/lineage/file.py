@@ -12,6 +12,7 @@
     sealed        no master of this epoch, or of an older one, gets an ack of ours any more; see docs/failover.md
     joined        the newest epoch that a coordinator has told us
     acknowledged  of a slave: up to where its masters have told that its log is acknowledged, see slave/shown_end.py
+    ackedCuts     what was cut here although a slave had acknowledged it, see acked_cuts.py
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
 It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
@@ -44,6 +45,7 @@ from haservice import typed_json
 from haservice.bounds import LONG_MAX, OFFSET_MAX
 from haservice.errors import ProtocolError
 from haservice.persisted_file import PersistedFile
+from haservice.replication.lineage.acked_cuts import AckedCut
 from haservice.replication.lineage.epochs import (
     EPOCHS_MAX,
     PROMOTION_STEP,
@@ -149,6 +151,8 @@ class LineageState:
     """The newest epoch that was read in a coordinator; -1 if none ever was."""
     acknowledged: int = 0
     """Below here consumers may read this broker as a slave with haReadMark=STRICT."""
+    acked_cuts: tuple[AckedCut, ...] = ()
+    """What was cut of this broker's log although a slave had acknowledged it, the newest last."""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
 
@@ -408,6 +412,7 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     sealed: int = -1
     joined: int = -1
     acknowledged: int = 0
+    acked_cuts: tuple[AckedCut, ...] = ()
     past: list[Any] = []
     pledge: Pledge | UnsetType | None = None
     command: RoleCommand | UnsetType | None = None

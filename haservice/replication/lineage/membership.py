@@ -23,13 +23,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from haservice.mastership.whole import NOT_WHOLE
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, Lineage, Mark, numbers_text, of_one_promotion
 
 # More than any broker name has.  To forget a replica makes room.
 REPLICAS_MAX = 64
 # So many masters in a row may be promoted without any of their lists coming into effect.
 OVER_MAX = 4
-LOST_POWER = "its machine went down, or its store was emptied, and it has not caught up since"
 NOBODY: Mapping[str, str] = {}
 
 
@@ -330,11 +330,11 @@ def _why_unsafe_by(
             " of replicas was made"
         )
     if not me.is_whole:
-        return "its machine went down, or its store was emptied, and it has not caught up since"
+        return NOT_WHOLE
     counted = slaves & {me.replica_id, *(one.replica_id for one in heard if one.is_whole)}
     if len(counted) >= members.wanted:
         return ""
-    lost_power = {one.replica_id: LOST_POWER for one in heard if not one.is_whole}
+    lost_power = {one.replica_id: NOT_WHOLE for one in heard if not one.is_whole}
     may = "have acknowledged messages that no other broker has"
     return _too_few(members, counted, slaves - counted, may, {**objections, **lost_power})
 

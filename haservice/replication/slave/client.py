@@ -40,7 +40,7 @@ from haservice.replication.slave.arrivals import ArrivalsReader
 from haservice.replication.slave.dial import dial, parse_address
 from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
-from haservice.replication.slave.session import SlaveSession
+from haservice.replication.slave.session import OBJECTION, SlaveSession
 from haservice.replication.slave.shown_end import ShownEnd
 from haservice.replication.slave.states import LINKED, State
 from haservice.replication.status import MasterHeard, MasterLinkStatus
@@ -133,6 +133,17 @@ class HAClient:
     @property
     def connected(self) -> bool:
         return self._session.state is State.TRANSFER
+
+    @property
+    def follows(self) -> bool:
+        """Whether the master's log comes, or is about to: the two logs are one."""
+        return self._greeted or self.connected
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the master's log and ours were found not to be one, and have not been one since."""
+        here = self._session.address
+        return any(addr == here and why != OBJECTION for addr, why in tuple(self._session.refusals))
 
     @property
     def greeted_by(self) -> str:

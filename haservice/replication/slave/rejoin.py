@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commitlog.log.log import Arrivals, wall_clock_ms
+from haservice.replication.lineage.acked_cuts import AckedCut, with_cut
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.lineage.own_record import acked_by_slaves
@@ -133,7 +134,7 @@ class Rejoin:
         assert plan is not None
         assert master is not None
         if plan.step is Step.TRUNCATE:
-            acked = acked_by_slaves(self.lineage.state)
+            self._note_acked(plan, f"{plan.position:020d}-")
             kept = self._store_for(plan).rewind(plan.position)
             logger.warning(
                 "log cut where it parts from the master's offset=%d bytes=%d kept=%s",
@@ -141,12 +142,6 @@ class Rejoin:
                 plan.lost_bytes,
                 kept,
             )
-            if acked > plan.position:
-                logger.error(
-                    "a slave had acknowledged what was cut, so clients may have got an OK for it from=%d to=%d kept=%s;"
-                    " mqadmin dumpLog shows the messages",
-                    *(plan.position, acked, kept),
-                )
             self._on_cut()
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
@@ -161,6 +156,20 @@ class Rejoin:
             cut=plan.lost_bytes > 0,
             acked=greeting.acked,
         )
+
+    def _note_acked(self, plan: Plan, kept: str) -> None:
+        """Writes down, before the cut, what of it a slave had acknowledged; `kept` is its name's beginning in cut/."""
+        start, end = span_of(self._log).end - plan.lost_bytes, acked_by_slaves(self.lineage.state)
+        cuts = self.lineage.state.acked_cuts
+        if not plan.lost_bytes or end <= start or (start, end) in ((one.start, one.end) for one in cuts):
+            return
+        logger.error(
+            "cuts what a slave had acknowledged, so clients may have got an OK for it from=%d to=%d kept=%s;"
+            " mqadmin check names it until it is removed",
+            *(start, end, self.lineage.root / "cut" / kept),
+        )
+        cut = AckedCut(start, end, kept, wall_clock_ms())
+        self.lineage.update(acked_cuts=with_cut(cuts, cut))
 
     def follow_stock(self) -> None:
         """Forgets epochs that our log has not reached, before bytes come from a master that keeps no epochs.
@@ -180,6 +189,7 @@ class Rejoin:
         keep = None
         if plan.lost_bytes:
             keep = self.lineage.root / "cut" / f"parted-{wall_clock_ms()}"
+            self._note_acked(plan, keep.name)
         self._store_for(plan).restart_at(plan.position, keep)
         if not held.is_empty:
             logger.warning(

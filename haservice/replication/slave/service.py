@@ -99,6 +99,14 @@ class SlaveHAService:
         return self._client.connected
 
     @property
+    def follows(self) -> bool:  # whether the master's log comes, or is about to
+        return self._client.follows
+
+    @property
+    def is_refused(self) -> bool:  # whether this slave's log and its master's do not go together
+        return self._client.is_refused
+
+    @property
     def greeted_by(self) -> str:  # the master of ours to which the link is up, "" if it is not
         return self._client.greeted_by
 

@@ -74,7 +74,7 @@ VERDICT_S = 5.0
 REFUSED_PAUSE_S, AGAIN_PAUSE_S = 5.0, 1.0
 _TRANSFER = State.TRANSFER  # to look it up for each transfer takes ten times as long
 STOCK_MASTER = "a stock master: offsets are compared, nothing else"
-REFUSED = "refused: "
+REFUSED, OBJECTION = "refused: ", "OBJECTION"
 # So many addresses of our masters are remembered.
 OURS_MAX = 64
 # A connection that lasted so long, or brought bytes, was a good one: the next try comes soon.
@@ -149,7 +149,7 @@ class SlaveSession:
         self._throttle = LogThrottle(TELL_S)
         # Masters that have greeted us, newest last; why greetings were refused since the last good one.
         self._ours: dict[str, None] = {}
-        self._refusals: set[tuple[str, str]] = set()
+        self.refusals: set[tuple[str, str]] = set()
         self._unanswered = 0  # connections in a row that the master ended without a word
         self._away_s: float | None = None  # since when the master has ended its link, or refuses one
         self._until_s = 0.0  # when a pause is over, or what a greeting waits for is due
@@ -308,7 +308,7 @@ class SlaveSession:
         self._move(Event.REJOINED)
         self._heard, self.last_error, self._unfollowed = True, "", False
         self._unanswered = 0
-        self._refusals.clear()
+        self.refusals.clear()
         self.lineage = f"one log with epoch {greeting.epoch} up to {greeting.plan.position}"
         self.followed_end = self.master_end
         return [*self._stand(), *self._begin(now_s)]
@@ -420,7 +420,7 @@ class SlaveSession:
         """Raises GreetingRefused if this master may not be followed."""
         reason = self._objection(self._greeting.master if self._greeting is not None else None)
         if reason:
-            raise GreetingRefused("OBJECTION", reason, again=True)
+            raise GreetingRefused(OBJECTION, reason, again=True)
 
     # -- what went wrong ----------------------------------------------------------------------------
 
@@ -485,9 +485,9 @@ class SlaveSession:
         """Says so once, until a greeting succeeds again; as a WARNING what passes by itself."""
         assert self.address is not None
         self.lineage, told = f"{REFUSED}{error}", (self.address, error.cause)
-        if told in self._refusals or len(self._refusals) >= OURS_MAX:
+        if told in self.refusals or len(self.refusals) >= OURS_MAX:
             return ()
-        self._refusals.add(told)
+        self.refusals.add(told)
         level = logging.WARNING if error.again or error.cause == Step.AHEAD.name else logging.ERROR
         text = "the master's log and ours do not go together, nothing is taken addr=%s offset=%d reason=%s"
         return (LogLine(level, text, (self.address, self._log.end, error)),)

@@ -371,7 +371,8 @@ def _whose_log_stays(master: MasterHello, slave_addr: str, slave_end: int) -> st
     """
     keep = (
         f"to keep this slave's log, stop the master, run mqadmin failover -b {master.broker_name} --to {slave_addr},"
-        " and start the old master again"
+        " with --force if it says that what the master alone has may be lost, move the old master's store aside, and"
+        " start it again"
     )
     if slave_end > master.log.end:
         return f"; this slave's log is the longer one, up to {slave_end}, and may be the only copy: {keep}"

@@ -15,20 +15,12 @@ from dataclasses import dataclass
 import click
 
 from haservice.admin.calls import MQAdmin
-from haservice.admin.commands.dledger.group import follower_at, is_member
-from haservice.admin.commands.ha.role_steps import (
-    TELL_S,
-    StepLog,
-    check_at_rest,
-    check_told,
-    not_yet,
-    show_after,
-    wait_for_master,
-)
+from haservice.admin.commands.dledger.group import Elected, conclude, follower_at, is_member
+from haservice.admin.commands.ha.role_steps import TELL_S, StepLog, check_at_rest, check_told
 from haservice.admin.commands.ha.topology import Member, Topology
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader
-from haservice.terminal.output import and_text, counted, human_seconds, shown_addr
+from haservice.terminal.output import and_text, counted, shown_addr
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +67,9 @@ def lead_by_force(
     with report.telling(admin, before.name, candidate):
         header = PromoteHeader(why="failover by force", force=True)
         body = admin.ask(candidate.addr, RequestCode.PROMOTE, header, into=LineageBody, timeout_s=TELL_S)
-    became = wait_for_master(admin, before.name, candidate.addr, body.group_epoch, namesrv, timeout_s)
-    show_after(admin, before, namesrv, report)
-    took = human_seconds(time.monotonic() - started)
-    report.line(
-        f"{shown_addr(candidate.addr)} leads {before.name} in term {body.group_epoch}: {took}"
-        if became
-        else not_yet(candidate.addr, before.name, timeout_s, group=True)
-    )
-    report.end(
-        brokerName=before.name,
-        newMaster=candidate.addr,
-        newLeaderId=candidate.replica_id,
-        epoch=body.group_epoch,
-        unsafe=loss,
-        complete=became,
-    )
-    return became
+    # Those that are silent, or not whole yet, are not waited for.
+    elected = Elected(candidate.addr, candidate.replica_id, body.group_epoch)
+    return conclude(report, admin, namesrv, before, elected, started, timeout_s, followers=False, unsafe=loss)
 
 
 def _checked(admin: MQAdmin, before: Topology, to: str) -> tuple[Member, list[MemberSays]]:
@@ -125,7 +103,7 @@ def _checked(admin: MQAdmin, before: Topology, to: str) -> tuple[Member, list[Me
     own = next(one for one in said if one.member is candidate)
     if most.end_index > own.end_index:
         raise click.ClickException(
-            f"refused: {most.text}, and {shown_addr(to)} up to {own.end_index}: --to {shown_addr(most.member.addr)}"
+            f"refused: {most.text}, and {own.text}: --to {shown_addr(most.member.addr)} loses less"
         )
     return candidate, said
 

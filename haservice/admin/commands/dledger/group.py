@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 
@@ -72,23 +73,46 @@ def hand_over(
             f"{done.new_master} leads {before.name} now, and no broker that answered is that member\n"
             f"  mqadmin haStatus shows it once it is registered"
         )
-    became = wait_for_master(admin, before.name, new.addr, done.epoch, namesrv, timeout_s)
-    took_s = time.monotonic() - started
-    alone = not became or wait_for_followers(admin, before, new.addr, done.epoch, report)
+    elected = Elected(new.addr, done.new_master, done.epoch)
+    return conclude(report, admin, namesrv, before, elected, started, timeout_s, followers=True)
+
+
+class Elected(NamedTuple):
+    """Who leads a group now, or is about to: a broker's address, its id as a member, and the term."""
+
+    addr: str
+    member: str
+    term: int
+
+
+def conclude(
+    report: StepLog,
+    admin: MQAdmin,
+    namesrv: Sequence[str],
+    before: Topology,
+    elected: Elected,
+    started: float,
+    timeout_s: float,
+    *,
+    followers: bool,
+    **more: object,
+) -> bool:
+    """Waits for the new leader, and for its `followers`; shows the members, and reports, with `more` for programs."""
+    addr, member, term = elected
+    became = wait_for_master(admin, before.name, addr, term, namesrv, timeout_s)
+    took = human_seconds(time.monotonic() - started)
+    alone = not became or not followers or wait_for_followers(admin, before, addr, term, report)
     show_after(admin, before, namesrv, report)
     report.line(
-        f"{shown_addr(new.addr)} ({done.new_master}) leads {before.name} in term {done.epoch}: {human_seconds(took_s)}"
+        f"{shown_addr(addr)} ({member}) leads {before.name} in term {term}: {took}"
         if became
-        else not_yet(new.addr, before.name, timeout_s, group=True)
+        else not_yet(addr, before.name, timeout_s, group=True)
     )
+    complete = became and alone
     report.end(
-        brokerName=before.name,
-        newMaster=new.addr,
-        newLeaderId=done.new_master,
-        epoch=done.epoch,
-        complete=became and alone,
+        brokerName=before.name, newMaster=addr, newLeaderId=member, epoch=term, **more, complete=complete
     )
-    return became and alone
+    return complete
 
 
 def leader_of(topology: Topology) -> Member:

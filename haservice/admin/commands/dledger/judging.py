@@ -36,15 +36,15 @@ def no_leader(group: Sequence[Seen], gone: str) -> Finding:
     waits = [f"{_name(one)} {said}" for one in group if (said := one.info.get("dLegerNotWhole"))]
     if waits:
         why = "; ".join([f"{runs} of {members} members answer", *waits])
-    force = ""
+    help = [start_text(group)]
     if waits and runs >= needed:
         name = group[0].broker.name
-        force = (
-            f"; start those that are waited for; if they are lost for good, mqadmin failover -b {name} --to ADDR says"
-            " what is lost with them"
-        )
-    gone = f"; {gone}" if gone else ""
-    return Finding(Severity.CRITICAL, "NOBODY LEADS", f"sends fail; {why}{gone}{force}")
+        help = [
+            help[0] or "start those that are waited for",
+            f"if they are lost for good, mqadmin failover -b {name} --to ADDR says what is lost with them",
+        ]
+    text = "; ".join(filter(None, (f"sends fail; {why}", gone, *help)))
+    return Finding(Severity.CRITICAL, "NOBODY LEADS", text)
 
 
 def troubles_of(one: Seen) -> Iterator[Finding]:

@@ -52,10 +52,14 @@ def group_look(seen: Sequence[Seen]) -> GroupLook | None:
 
 def _who_leads(leader: Seen) -> str:
     info = leader.info
-    return (
-        f"{info.get('dLegerLeaderId')} leads {info.get('dLegerGroup')} in term {info.get('dLegerTerm')}.  Its last"
-        f" entry is {info.get('dLegerEndIndex')}, and a majority has those up to {info.get('dLegerCommittedIndex')}."
+    who = f"{info.get('dLegerLeaderId')} leads {info.get('dLegerGroup')} in term {info.get('dLegerTerm')}."
+    last, committed = info.get("dLegerEndIndex", "-1"), info.get("dLegerCommittedIndex", "-1")
+    if last == "-1":
+        return f"{who}  Its log has no entry."
+    majority = (
+        f"a majority has those up to {committed}" if committed != "-1" else "no majority is known to have any"
     )
+    return f"{who}  Its last entry is {last}, and {majority}."
 
 
 def _add_by_leader(table: Table, leader: Seen, members: dict[str, Seen]) -> None:

@@ -30,7 +30,7 @@ from haservice.admin.commands.ha.replicas import (
     unheard,
     unlisted_notes,
     unsafe,
-    unwitnessed_note,
+    unwitnessed,
     way_out,
     way_past_unheard_epoch,
 )
@@ -121,6 +121,8 @@ def failover(
     refuses writes, because a slave had more than it, can be chosen like any other: it goes on with what it
     has.  What an ASYNC_MASTER acknowledged in its last moments no other broker knows, after a clean stop
     neither: its failover asks for --force.  Start it again and use mqadmin switchover to lose nothing.
+    It asks for --force, too, if the slave was started after its master's last word, and no other broker heard
+    that master until then: nobody knows whether the slave's store was put back from an older copy.
 
     Brokers with haCoordinator fail over by themselves.  Where they do not, because failover is paused, or
     something may be lost, this asks for it in etcd or ZooKeeper; mqadmin haList says of each broker why not.
@@ -181,10 +183,10 @@ def fail_over(
         rotten = only_copy_is_damaged(before, candidate)
         why_not = unsafe(before, candidate)
         reasons = [loss_text(loss, counted)] if loss.size != 0 else []
-        tail = async_tail(candidate, loss)
-        reasons += [one for one in (why_not, tail, stock_ahead(before, candidate), rotten) if one]
+        unknown = _unknown(candidate, loss)
+        reasons += [one for one in (why_not, *unknown, stock_ahead(before, candidate), rotten) if one]
         if reasons and not force:
-            nobody_knows = tail or loss.unknown
+            nobody_knows = bool(unknown or loss.unknown)
             help = way_out(before, candidate) if why_not else start_master(before) if nobody_knows else []
             if before.unheard_epoch:
                 start, force_it = way_past_unheard_epoch(before, candidate)
@@ -306,6 +308,12 @@ def failover_candidate(topology: Topology, to: str) -> Member:
     return candidate
 
 
+def _unknown(candidate: Member, loss: Loss) -> list[str]:
+    """What nobody who answers can know of the loss, though the logs say how large it is."""
+    doubt = "" if loss.unknown else unwitnessed(candidate, loss)
+    return [one for one in (async_tail(candidate, loss), doubt) if one]
+
+
 def _says_start(lines: list[str], topology: Topology) -> bool:
     """Whether to start the master of the nameserver's epoch is among these lines already."""
     start = f"start {shown_addr(topology.registered[1])}, "
@@ -315,12 +323,13 @@ def _says_start(lines: list[str], topology: Topology) -> bool:
 def cost(topology: Topology, candidate: Member, loss: Loss, counted: Count) -> list[str]:
     """What choosing this candidate costs, a line each."""
     lines = [f"With {shown_addr(candidate.addr)} as the master {loss_text(loss, counted)}."]
-    unwitnessed = unwitnessed_note(candidate)
+    doubt = unwitnessed(candidate, loss)
     has_all = has_all_acknowledged(topology, candidate, loss)
-    lines += bound_text(loss, acknowledged=has_all, witnessed=not unwitnessed).splitlines()
+    lines += bound_text(loss, acknowledged=has_all, witnessed=not doubt).splitlines()
     why = unsafe(topology, candidate)
     lines += [line for line in (f"But {why}." if why else heard_text(topology, candidate),) if line]
-    lines += (*unwitnessed, *late_beginnings(topology, [candidate]), *damages(topology))
+    lines += [f"NOTE: {doubt}."] if doubt else []
+    lines += (*late_beginnings(topology, [candidate]), *damages(topology))
     if topology.silent:
         said = ", ".join(f"{one.where} ({one.trouble})" for one in topology.silent)
         lines.append(

@@ -19,6 +19,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.lineage import LineageBody
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.terminal.options import is_address
+from haservice.terminal.output import shown_addr
 
 UNKNOWN = "?"
 # Sorts after the ids that a nameserver lists.
@@ -117,6 +118,11 @@ def unregistered(seen: Sequence[Seen]) -> list[Broker]:
         for replica_id, addr in listed.replicas.items()
         if addr and addr not in asked
     ]
+
+
+def where(one: Seen) -> str:
+    """For people: its address."""
+    return shown_addr(one.broker.addr)
 
 
 def look(admin: MQAdmin, broker: Broker, timeout_s: float = TIMEOUT_S) -> Seen:

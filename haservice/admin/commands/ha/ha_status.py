@@ -81,6 +81,7 @@ COLUMNS = (
     Column("", "held", json_only=True),
     Column("", "metadataNotCopied", json_only=True),
     Column("", "failedThreads", json_only=True),
+    Column("", "acknowledgedCut", json_only=True),
     Column("", "notRegistered", json_only=True),
     Column("", "nextSegmentNotMade", json_only=True),
     Column("", "replicaId", json_only=True),
@@ -160,6 +161,7 @@ def table_of(seen: Sequence[Seen], now_ms: int, verdicts: Sequence[NameVerdict] 
                 link.state,
                 *role_of(one),
                 one.failed_threads or None,
+                one.info.get("acknowledgedCut") or None,
                 one.not_registered or None,
                 one.next_segment_not_made or None,
                 *place_of(one),
@@ -220,6 +222,8 @@ def notes_of(one: Seen) -> list[str]:
             )
     if one.damaged:
         notes.append(damage_text(who, one.damaged))
+    if cut := one.info.get("acknowledgedCut"):
+        notes.append(f"{who} has lost acknowledged messages: {cut}")
     if one.failed_threads:
         notes.append(f"{who} lacks a thread that has failed: {one.failed_threads}.")
     if one.info.get("restartedThreads"):

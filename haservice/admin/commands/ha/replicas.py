@@ -185,7 +185,7 @@ def way_out(topology: Topology, candidate: Member) -> list[str]:
         loss = topology.loss(one.addr)
         if one is candidate or loss.size != 0:
             continue
-        if not unsafe(topology, one) and not async_tail(one, loss):
+        if not unsafe(topology, one) and not async_tail(one, loss) and not unwitnessed(one, loss):
             lines.append(f"--to {one.where} needs no --force: no known message would be lost")
     return lines
 
@@ -230,18 +230,23 @@ def only_here(topology: Topology, gone: str) -> list[str]:
     return lines + [f"Or {one}." for one in start_master(topology)]
 
 
-def unwitnessed_note(candidate: Member) -> list[str]:
-    """Says what nobody can know of a slave that was started again after its master's last word; a line, or none."""
+def unwitnessed(candidate: Member, loss: Loss) -> str:
+    """What nobody can know of a slave that was started again after its master's last word; "" if it is known.
+
+    The master knows it, and so does another slave that heard that master until the end.
+    """
+    by = loss.heard_by
     if (
         candidate.is_master
         or candidate.is_in_group
         or (candidate.master_end >= 0 and not candidate.master_end_kept)
+        or (not loss.unknown and (by is None or not by.master_end_kept))
     ):
-        return []
-    return [
-        f"NOTE: {candidate.where} has heard no master since it was started.  If its store was put back from an older"
-        " copy, nobody that answers knows what it had acknowledged after that copy was made."
-    ]
+        return ""
+    return (
+        f"{candidate.where} has heard no master since it was started: if its store was put back from an older copy,"
+        " nobody that answers knows what it had acknowledged after that copy was made"
+    )
 
 
 def only_copy_is_damaged(topology: Topology, candidate: Member) -> str:

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from haservice.admin.commands.ha.findings import Finding, Severity
-from haservice.admin.commands.ha.ha_questions import Seen
-from haservice.admin.commands.ha.topology import promise_parts
-from haservice.configuration.settings import BrokerRole
-from haservice.terminal.output import and_text, shown_addr
+from haservice.admin.commands.ha.ha_questions import Seen, where
+from haservice.admin.commands.ha.topology import ASYNC_MASTER, SYNC_MASTER, promise_parts
+from haservice.terminal.output import and_text
 
 # In a broker's runtime table: brokerRole as its properties file has it by now.
 IN_FILE = "brokerRoleInFile"
 
 
-def _where(one: Seen) -> str:
-    return shown_addr(one.broker.addr)
-
-
 def differing_promises(master: Seen, everybody: Sequence[Seen]) -> Iterator[Finding]:
     """Keys with another value at a SYNC_MASTER than at a broker that may take over: roles move, they do not."""
-    if master.lineage is None or master.lineage.role != BrokerRole.SYNC_MASTER.value:
+    if master.lineage is None or master.lineage.role != SYNC_MASTER:
         return
     for key in ("inSyncReplicas", "haReadMark"):
         at: dict[str, list[str]] = {}
         for one in everybody:
             told = promise_parts(one.lineage.promise) if one.lineage is not None else {}
             if key in told:
-                at.setdefault(told[key], []).append(_where(one))
+                at.setdefault(told[key], []).append(where(one))
         if len(at) > 1:
             said = ", ".join(f"{value} at {and_text(sorted(who))}" for value, who in sorted(at.items()))
             text = (
@@ -43,13 +38,13 @@ def unlike_file(master: Seen, slaves: Sequence[Seen]) -> Iterator[Finding]:
     The master's own file counts, unless it makes that broker a slave: then those of the others.
     """
     own, role = master.info.get(IN_FILE, ""), master.role
-    kinds = {"ASYNC_MASTER", "SYNC_MASTER"}
+    kinds = {ASYNC_MASTER, SYNC_MASTER}
     asking = [master] if own in kinds else slaves
     for one in asking:
         wanted = one.info.get(IN_FILE, "")
         if wanted in kinds and role in kinds and wanted != role:
             text = (
-                f"{_where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {_where(one)}"
+                f"{where(master)} is {'an' if role.startswith('A') else 'a'} {role}, and the file of {where(one)}"
                 f" says brokerRole={wanted}: mqadmin switchover -b {master.broker.name} --role {wanted} makes it"
                 f" one at once, or write {role} into that file"
             )

@@ -44,6 +44,7 @@ from haservice.admin.commands.ha.role_steps import (
     wait_for_master,
     yes_option,
 )
+from haservice.admin.commands.ha.settings_verdict import IN_FILE
 from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
 from haservice.admin.commands.ha.topology_text import failover_text, late_beginnings, start_text
 from haservice.broker.roles.rules import next_number
@@ -330,7 +331,8 @@ def change_kind(
     check_no_group(before, "what an OK means is not a matter of brokerRole there: a majority has the message")
     report.show("before", before)
     master = master_to_change(before, role)
-    for line in what_it_means(before, master, role):
+    in_file = admin.runtime_info(master.addr).get(IN_FILE, "")
+    for line in what_it_means(before, master, role, in_file):
         report.line(line)
     report.go_on((master.addr, master.role))
     started = time.monotonic()
@@ -374,8 +376,8 @@ def master_to_change(topology: Topology, role: str) -> Member:
     return master
 
 
-def what_it_means(topology: Topology, master: Member, role: str) -> list[str]:
-    """What an OK means from then on, a line each."""
+def what_it_means(topology: Topology, master: Member, role: str, in_file: str) -> list[str]:
+    """What an OK means from then on, a line each; its properties file says `in_file`."""
     addr = shown_addr(master.addr)
     lines = [f"{topology.name}: {addr} stays the master, and is {role} instead of {master.role}."]
     if role == "SYNC_MASTER":
@@ -390,9 +392,10 @@ def what_it_means(topology: Topology, master: Member, role: str) -> list[str]:
             "What was acknowledged before stays safe.",
         ]
     lines.append("Sends in between fail for a moment, and clients repeat them.")
-    lines.append(
-        f"The files say nothing of it: write brokerRole={role} into that of {addr} if it names a master."
-    )
+    if in_file != role:
+        lines.append(
+            f"The files say nothing of it: write brokerRole={role} into that of {addr} if it names a master."
+        )
     return lines
 
 

@@ -25,7 +25,6 @@ from haservice.admin.commands.dledger.judging import (
     good_leader,
     member_name,
     no_leader,
-    start_text,
     troubles_of,
 )
 from haservice.admin.commands.ha import settings_verdict
@@ -38,7 +37,7 @@ from haservice.admin.commands.ha.findings import (
     NameVerdict,
     Severity,
 )
-from haservice.admin.commands.ha.ha_questions import Seen, lists_of
+from haservice.admin.commands.ha.ha_questions import Seen, lists_of, where
 from haservice.broker.roles.rules import last_heard
 from haservice.remoting.bodies.clients import HAConnectionRuntimeInfo
 from haservice.replication.lineage.epochs import of_one_promotion
@@ -72,10 +71,6 @@ def verdicts_of(
         for members in names.values()
     ]
     return sorted(found, key=lambda one: (-one.state.rank, one.cluster, one.name))
-
-
-def where(one: Seen) -> str:
-    return shown_addr(one.broker.addr)
 
 
 def _why_shut(one: Seen) -> str:
@@ -129,7 +124,10 @@ class _Judge:
             found += lease_verdict.of_slave(self.slaves[0])
         else:
             found, good = [self._no_master()], ""
-        found += [trouble for one in self.slaves for trouble in self._troubles(one)]
+        # Where nobody leads, it is said already who is not whole.
+        said = {"MEMBER NOT WHOLE"} if any(one.head == "NOBODY LEADS" for one in found) else set()
+        troubles = [trouble for one in self.slaves for trouble in self._troubles(one)]
+        found += [one for one in troubles if one.head not in said]
         found += differing(self.seen)
         found.sort(key=lambda one: -one.state.rank)
         if not found:
@@ -145,7 +143,7 @@ class _Judge:
             return Finding(Severity.UNKNOWN, "DOES NOT SAY ITS ROLE", f"and may be the master: {said}")
         gone = and_text([f"{where(one)}: {one.why_silent}" for one in self.silent])
         if self.group:
-            return no_leader(self.group, "; ".join(filter(None, (gone, start_text(self.group)))))
+            return no_leader(self.group, gone)
         if not self.slaves:
             return Finding(Severity.CRITICAL, "NO BROKER ANSWERS", f"sends fail, nobody can read; {gone}")
         if any(one.lineage is not None and one.lineage.changing for one in self.slaves):
@@ -210,6 +208,8 @@ class _Judge:
         fate = (
             f"choose one: {_failover_to(_furthest(self.masters))} takes the one whose log goes further"
             if rivals and not self.group
+            else "stop the one whose log is not to stay, move its store aside, and start it again: the logs differ"
+            if any(one.lineage is not None and one.lineage.unproven for one in self.masters)
             else "the older one gives way once it hears of the other"
         )
         return Finding(Severity.CRITICAL, "TWO MASTERS", f"{named}: {fate}")
@@ -254,6 +254,8 @@ class _Judge:
         grave = Severity.WARNING if one.is_slave else Severity.CRITICAL
         if one.damaged:
             yield Finding(grave, "LOG DAMAGED", f"{where(one)}: from {one.damaged}")
+        if cut := one.info.get("acknowledgedCut"):
+            yield Finding(Severity.CRITICAL, "ACKNOWLEDGED MESSAGES WERE CUT", f"{where(one)}: {cut}")
         if one.failed_threads:
             yield Finding(grave, "THREAD FAILED", f"{where(one)} lacks {one.failed_threads}")
         if one.info.get("restartedThreads"):
@@ -458,12 +460,17 @@ class _Judge:
 
 
 def _are_rivals(master: Seen, slave: Seen) -> bool:
-    """Whether two masters began one number, and the slave has the epoch of the other one."""
-    last, its = (one.lineage.epochs[-1:] if one.lineage is not None else () for one in (master, slave))
+    """Whether two masters began one number, the slave has the epoch of the other one, and a further epoch helps.
+
+    It helps a slave that has an epoch of the master's log; else their logs do not go together at all.
+    """
+    ours, its = (one.lineage.epochs if one.lineage is not None else () for one in (master, slave))
+    known = {(one.epoch, one.start, one.master) for one in ours}
     return (
-        bool(last and its)
-        and of_one_promotion(last[0].epoch, its[0].epoch)
-        and last[0].master != its[0].master
+        bool(ours and its)
+        and of_one_promotion(ours[-1].epoch, its[-1].epoch)
+        and ours[-1].master != its[-1].master
+        and any((one.epoch, one.start, one.master) in known for one in its)
     )
 
 
