@@ -23,7 +23,6 @@ from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
-from haservice.bounds import OFFSET_MAX
 from haservice.broker.roles.describe import epoch_bodies, members_body
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import (
@@ -39,7 +38,7 @@ from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody, ReplicaBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log
+from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log, without_power
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.group_transfer import GroupTransferService
@@ -571,7 +570,7 @@ class Node(Timed):
             flushes_at_once=self.flushes,
         )
         log, state = self.store.log, self.lineage.state
-        changes = {"whole_from": OFFSET_MAX} if lost else {}
+        changes = without_power(state, log.end) if lost else {}
         if lacks_its_log(state, LogSpan(log.start, log.end)) or self.store.recovery.had_end > log.end:
             changes = without_its_log(state)
             self.world.note("{} lacks its log from {} on", self, log.end)

@@ -17,6 +17,7 @@ import pytest
 
 from commitlog.log.log import CommitLog
 from haservice import __version__
+from haservice.bounds import OFFSET_MAX
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
@@ -221,6 +222,15 @@ def test_while_a_slave_follows_it_is_written_down_how_far_its_master_is(
         a.write(300)
         level(a, b)
         wait_until(lambda: LineageFile(b.root).state.master_end == a.log.end, "it is written down")
+
+
+@patient
+def test_a_slave_writes_down_that_its_emptied_log_is_whole_again(a: Broker, b: Broker) -> None:
+    b.lineage.update(whole_from=OFFSET_MAX)
+    a.write(100, 200)
+    with a.leads() as ha, b.follows(ha.port):
+        wait_until(lambda: LineageFile(b.root).state.lost_power, "it is written down")
+        assert b.lineage.state.whole_from == a.log.end
 
 
 @patient
