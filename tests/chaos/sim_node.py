@@ -41,6 +41,7 @@ from haservice.replication.lineage.epochs import LogSpan
 from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log, without_power
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.own_record import why_older_copy
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.progress import AckTable, slaves_needed
 from haservice.replication.master.read_mark import HighWaterMark
@@ -293,6 +294,12 @@ class Node(Timed):
     def acked_by(self, slave: SlaveHello) -> int:
         known = self.lineage.state.replicas.get(slave.replica_id)
         return known.offset if known is not None else -1
+
+    def why_older(self, slave: SlaveHello) -> str:
+        if self.role is not BrokerRole.SYNC_MASTER:
+            return ""
+        kept = self.lineage.state
+        return why_older_copy(kept, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
 
     def call_back(self) -> None:
         """Slaves that have to be given the present list dial again."""

@@ -342,6 +342,30 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
 
 
 @patient
+def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slave_session, "AGAIN_PAUSE_S", 0.01)
+    older = a.write(100)
+    a.write(700)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    end = b.log.end
+    a.log.truncate(older)
+    a.begin()  # by the older copy nobody was in sync
+    a.write(200)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        wait_until(lambda: a.heard.count(GreetingOutcome.OLDER_COPY) > 1, "it is refused, and asks again")
+        wait_until(lambda: f"had acknowledged up to {end}" in link(replica).last_error, "and says why")
+        a.lineage.update(members=replace(a.lineage.state.members, replicas={a.id: "a:10911"}))
+        assert b.log.end == end
+    # Once it is forgotten, and knows no later list, what it has more is given up.
+    a.lineage.update(members=replace(a.lineage.state.members, number=9))
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+
+
+@patient
 def test_a_master_that_lost_its_tail_hears_of_it_before_a_byte_flows(
     a: Broker, b: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
