@@ -153,8 +153,8 @@ class Node:
         return self.place_at(len(self.log))
 
     def place_at(self, end: int) -> Mark:
-        last = self.lineage.up_to(end).last
-        return Mark(last.number if last is not None else -1, end)
+        reached = (one.number for one in reversed(self.lineage.epochs) if one.start <= end)
+        return Mark(next(reached, -1), end)
 
     def lose_power(self, lost: int) -> None:
         """The machine goes down, and the last entries were not on the disk yet."""
