@@ -50,6 +50,7 @@ from haservice.remoting.headers.lineage import (
     FollowHeader,
     ForgetHeader,
     LineageBody,
+    MembersBody,
     PledgeHeader,
     PromoteHeader,
     ReinitHeader,
@@ -405,6 +406,32 @@ def test_a_master_that_a_slave_knows_from_a_later_epoch_waits_for_an_operator() 
     assert "s:10911 remembers" in later.state.held  # the slave was away when it started
     stranger = peer("x", (1, 0, ME), (1000, 800, ME), end=1400)
     assert not Driver(master()).tell(Begin(Heard([stranger]), start())).state.held
+
+
+def test_a_master_that_began_an_epoch_without_a_slave_that_has_more_of_the_one_before_waits() -> None:
+    """Its volume was put back from before that slave came, and the slave was away when it started."""
+    restarted = (Epoch(1, 0, ME), Epoch(2, 800, ME))
+    older = Driver(master(), *restarted, Ask=Heard([follower(900)])).tell(Tick())
+    assert "its log ends at 800 of epoch 1" in older.state.held
+    assert "s:10911 remembers it had acknowledged up to 900" in older.state.held
+    assert older.kept.whole_from == OFFSET_MAX
+    for one in (
+        Driver(master(), *restarted, Ask=Heard([follower(800)])),
+        Driver(master(BrokerRole.ASYNC_MASTER), *restarted, Ask=Heard([follower(900)])),
+        Driver(master(), *restarted, Ask=Heard([follower(900)])).keep(joined=1000),
+        Driver(master(), *restarted, Ask=Heard([peer("x", (1, 0, ME), end=900)])),
+    ):
+        assert not one.tell(Tick()).state.held
+
+
+def test_a_slave_that_was_let_back_on_a_later_list_has_to_be_compared_first() -> None:
+    """Its volume was put back from a moment at which that slave was forgotten."""
+    later = MembersBody(1, 5, ME, 1, 0, {ME: ADDR, "x": "x:10911"})
+    said = peer("x", (1, 0, ME), end=900, members=later)
+    world = Driver(master(), Epoch(1, 0, ME), Epoch(2, 800, ME), Ask=Heard([said])).tell(Tick())
+    assert not world.state.held
+    world.tell(SlaveAhead("x", "x:10911"), Tick())
+    assert "x:10911 remembers it had acknowledged up to 900" in world.state.held
 
 
 def test_a_broker_that_only_its_file_makes_the_master_counts_first() -> None:

@@ -43,10 +43,12 @@ from haservice.coordination.voters import Follower, Voters
 from haservice.replication.lineage.epochs import Epoch, Lineage, Mark, common_point
 from haservice.replication.lineage.file import (
     LineageState,
+    is_or_was_whole,
     whole_again_from,
     without_its_log,
     without_power,
 )
+from haservice.replication.slave.recorder import LOOK_S
 
 if TYPE_CHECKING:
     from tests.chaos.failover_sim import World
@@ -151,8 +153,8 @@ class Node:
         return self.place_at(len(self.log))
 
     def place_at(self, end: int) -> Mark:
-        last = self.lineage.up_to(end).last
-        return Mark(last.number if last is not None else -1, end)
+        reached = (one.number for one in reversed(self.lineage.epochs) if one.start <= end)
+        return Mark(next(reached, -1), end)
 
     def lose_power(self, lost: int) -> None:
         """The machine goes down, and the last entries were not on the disk yet."""
@@ -194,6 +196,7 @@ class Node:
         self._rounds_done = 0
         self.wake()
         self.later(0.0, self._dial)
+        self.later(LOOK_S, self._record)
 
     def crash(self) -> None:
         if self.up:
@@ -525,6 +528,13 @@ class Node:
             place = self.place_at(end)
             self.told[link.slave.id] = max(place, self.told.get(link.slave.id, place))
             self._answer()
+
+    def _record(self) -> None:
+        """As LineageFile.reached()."""
+        self.later(LOOK_S, self._record)
+        if self.link is not None and self.whole_from > 0:
+            kept = LineageState(self.id, whole_from=self.whole_from, lost_power=self.lost_power)
+            self.lost_power = is_or_was_whole(kept, len(self.log))
 
     def _hang_up(self, link: Link) -> None:
         link.is_open = False

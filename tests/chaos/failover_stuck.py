@@ -28,7 +28,7 @@ def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
     if status is None:
         return ""
     all_there = {node.id: node for node in world.nodes if node is not lost}
-    there = {one: node for one, node in all_there.items() if not _lacks_its_log(world, node)}
+    there = {one: node for one, node in all_there.items() if not _lacks_its_log(node)}
     whole = [there[one] for one in now.voters.ids & there.keys()]
     last = there.get(status.replica_id) if status.replica_id in now.voters.ids else None
     if last is not None and not (status.goes_on and any(one.place > last.place for one in there.values())):
@@ -48,9 +48,11 @@ def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
     return "" if len(whole) >= least or is_last_resort else f"{gone}, and {least} have to be heard"
 
 
-def _lacks_its_log(world: World, node: Node) -> bool:
-    """It was emptied or put back, or lost power, and has not had all of a master's log since."""
-    return (node.name in world.emptied or node.lost_power) and len(node.log) < node.whole_from
+def _lacks_its_log(node: Node) -> bool:
+    """It was emptied or put back, or lost power, and has not had all of a master's log since; it may also have lost
+    power once it had all again.
+    """
+    return len(node.log) < node.whole_from
 
 
 def _is_near_enough(node: Node, now: Cluster, end_there: int) -> bool:

@@ -148,6 +148,7 @@ class MasterEnd:
             lambda: node.lineage.state.lineage,
             members=node.list_with,
             acked=node.acked_by,
+            older=node.why_older,
         )
         self.link = HAConnection(
             self._transport,  # type: ignore[arg-type]  # as much of it as is used
@@ -215,7 +216,7 @@ class MasterEnd:
             level = node.store.log.end - slave.position < node.fallbehind_bytes_max
             replica = Replica(slave.broker_addr, slave.position, wall_clock_ms(), level)
             node.recorder.greeted(slave.replica_id, replica)
-        elif answer.outcome is GreetingOutcome.AHEAD:
+        elif answer.outcome in (GreetingOutcome.AHEAD, GreetingOutcome.OLDER_COPY):
             node.roles.put(SlaveAhead(slave.replica_id, slave.broker_addr))
         elif answer.outcome is GreetingOutcome.OLD_MASTER:
             node.roles.put(Hint(slave.broker_addr))

@@ -23,7 +23,6 @@ from commitlog.kernel.records import NewMessage, encode_host, encode_properties
 from commitlog.log.log import wall_clock_ms
 from commitlog.options import FlushDiskType, LogOptions
 from commitlog.store import Store
-from haservice.bounds import OFFSET_MAX
 from haservice.broker.roles.describe import epoch_bodies, members_body
 from haservice.broker.roles.peers import Heard
 from haservice.broker.roles.rules import (
@@ -39,9 +38,10 @@ from haservice.configuration.settings import BrokerRole, ReadMark
 from haservice.remoting.headers.clients import ExtHeader
 from haservice.remoting.headers.lineage import LineageBody, ReplicaBody
 from haservice.replication.lineage.epochs import LogSpan
-from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log
+from haservice.replication.lineage.file import Replica, lacks_its_log, without_its_log, without_power
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.own_record import why_older_copy
 from haservice.replication.master.group_transfer import GroupTransferService
 from haservice.replication.master.progress import AckTable, slaves_needed
 from haservice.replication.master.read_mark import HighWaterMark
@@ -294,6 +294,12 @@ class Node(Timed):
     def acked_by(self, slave: SlaveHello) -> int:
         known = self.lineage.state.replicas.get(slave.replica_id)
         return known.offset if known is not None else -1
+
+    def why_older(self, slave: SlaveHello) -> str:
+        if self.role is not BrokerRole.SYNC_MASTER:
+            return ""
+        kept = self.lineage.state
+        return why_older_copy(kept, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
 
     def call_back(self) -> None:
         """Slaves that have to be given the present list dial again."""
@@ -571,7 +577,7 @@ class Node(Timed):
             flushes_at_once=self.flushes,
         )
         log, state = self.store.log, self.lineage.state
-        changes = {"whole_from": OFFSET_MAX} if lost else {}
+        changes = without_power(state, log.end) if lost else {}
         if lacks_its_log(state, LogSpan(log.start, log.end)) or self.store.recovery.had_end > log.end:
             changes = without_its_log(state)
             self.world.note("{} lacks its log from {} on", self, log.end)

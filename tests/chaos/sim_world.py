@@ -237,6 +237,7 @@ class World:
             )
         )
         self.note("{} is master, epoch {}, log {}..{}", node, epoch, node.store.log.start, node.store.log.end)
+        self._may_give_again(node)
         if not self.isolated(node):
             self.register(node)
 
@@ -428,6 +429,19 @@ class World:
         self._void_unheld(lost, "store put back")
         # A master alone answered OK: what happens to its volume is its own affair.
         self.void([one for one in lost if one.promised and not one.told], "store put back")
+
+    def _may_give_again(self, master: Node) -> None:
+        """A master whose volume was put back begins while nobody whom it reaches has what its volume had: it gives the
+        queue offsets of that to others, and whoever has it is heard later.  The messages stay promised: nothing of
+        them is cut before an operator has said so.
+        """
+        if master.is_witness:
+            return
+        reached = [master, *self.peers_of(master)]
+        lacked = [one for one in self._promises if master.machine in one.held]
+        unknown = [one for one in lacked if not any(node.holds(one) for node in reached)]
+        if unknown:
+            self.put(history.Voided(self.now_s, (), "store put back", tuple(one.place for one in unknown)))
 
     def _nobody_knows(self, record: Record) -> bool:
         """Whether a node had it whose volume was put back, and who has not heard a master since."""

@@ -207,6 +207,23 @@ def test_if_all_lose_power_and_one_was_emptied_an_operator_decides() -> None:
     story.until(lambda: story.a.opened == 2000, "a is the master")
 
 
+def test_if_all_lose_power_once_the_emptied_one_is_whole_again_the_longest_leads() -> None:
+    for seed in SEEDS:
+        story = Story(SYNC_PAIR, seed)
+        story.b.crash()
+        story.b.empty()
+        story.b.boot()
+        story.until(lambda s=story: s.b.lost_power, "b has all again, and has written that down")  # type: ignore[misc]
+        mark = story.b.whole_from
+        for node in story.world.nodes:
+            node.lose_power(len(node.log) - mark + 3)
+            node.boot()
+        assert len(story.b.log) < mark < story.b.whole_from
+        story.until(lambda s=story: s.a.serves or s.b.serves, "one leads by itself")  # type: ignore[misc]
+        (alarm,) = story.world.alarms
+        assert "a power cut left too few whole logs" in alarm
+
+
 def test_if_the_coordinator_and_a_store_are_put_back_to_one_moment_the_unhurt_one_leads() -> None:
     for seed in SEEDS:
         story = Story(SYNC_PAIR, seed)

@@ -323,9 +323,9 @@ def test_a_connection_that_was_to_break_after_some_bytes_does_not_once_all_is_he
             node.crash()
 
 
-def level(simulation: Simulation, count: int) -> None:
+def level(simulation: Simulation, count: int, name: str = "a") -> None:
     """The master has as many more messages, and its slaves, too."""
-    master, world = simulation.world.nodes["a"], simulation.world
+    master, world = simulation.world.nodes[name], simulation.world
     answers: list[str] = []
     for number in range(count):
         key = f"k{master.store.log.end}"
@@ -378,6 +378,41 @@ def test_a_master_that_is_put_back_takes_back_what_its_slave_has(tmp_path: Path)
         assert taken(master)
         assert master.store.log.end == slave.store.log.end == end
         assert not world.verdicts
+        master.crash()
+        slave.crash()
+
+
+def test_a_master_that_is_put_back_to_before_its_slave_came_does_not_have_it_cut(tmp_path: Path) -> None:
+    """By the copy nobody followed it in its epoch, so it begins the next one alone; the slave, which was down
+    meanwhile, has what was answered with OK.
+    """
+    simulation = begun(tmp_path, slaves=1)
+    world, slave, master = simulation.world, simulation.world.nodes["a"], simulation.world.nodes["b"]
+    with virtual(world.clock):
+        level(simulation, 5)
+        slave.crash()
+        simulation.operator.fail_over(may_force=False)
+        world.clock.run_until(world.clock.now_s + 3.0)
+        copy = master.snapshot()
+        slave.boot()
+        world.clock.run_until(world.clock.now_s + 10.0)
+        level(simulation, 5, "b")
+        end = master.store.log.end
+        slave.crash()
+        master.crash()
+        master.put_back(copy)
+        master.boot()
+        world.clock.run_until(world.clock.now_s + 5.0)
+        assert taken(master)
+        assert (master.last_epoch, master.store.log.end < end) == (1001, True)
+        slave.boot()
+        world.clock.run_until(world.clock.now_s + 10.0)
+        assert "by what a remembers it had acknowledged up to" in master.roles.state.held
+        assert slave.store.log.end == end
+        assert not world.verdicts
+        simulation.operator.fail_over(may_force=False)
+        world.clock.run_until(world.clock.now_s + 5.0)
+        assert master.roles.state.held, "an operator says what is lost"
         master.crash()
         slave.crash()
 

@@ -311,6 +311,44 @@ def test_a_slave_that_was_put_back_while_its_master_is_away_takes_over_only_by_f
     wait_until(lambda: check().startswith("OK"), "all is well")
 
 
+def test_a_master_that_was_put_back_to_before_its_slave_came_cuts_nothing_before_an_operator_says_so(
+    make_pair: MakePair, admin: Ask, tmp_path: Path
+) -> None:
+    """By the copy nobody followed in its epoch, so it begins the next one alone while its slave is down."""
+    pair, ask = pair_with(make_pair, admin, "SYNC_MASTER")
+    pair.processes["broker-a"].kill()
+    to_slave = ("failover", "-n", pair.namesrv_addr, "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    done = run(*to_slave)
+    assert done.exit_code == 0, done.output
+    wait_takes_writes(ask, pair.slave_addr)
+    shutil.copytree(pair.store("broker-a-s"), tmp_path / "snapshot")
+    pair.start_master()
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
+    send_ok(pair.slave_addr, numbered(200, 250))
+    wait_follows(ask, pair.slave_addr, pair.master_addr)
+    for name in ("broker-a", "broker-a-s"):
+        pair.processes[name].kill()
+    put_back(tmp_path / "snapshot", pair.store("broker-a-s"), same_boot=False)
+    pair.start_slave()
+    wait_takes_writes(ask, pair.slave_addr)
+    assert lineage(ask, pair.slave_addr).epoch == 1001
+    pair.start_master()
+    wait_until(
+        lambda: f"{pair.master_addr} remembers" in held(ask, pair.slave_addr),
+        "the master knows what it lacks",
+    )
+    assert_refuses(pair.slave_addr)
+    assert read(ask, pair.master_addr) == numbered(0, 250)
+    why = held(ask, pair.slave_addr).partition("if they are lost for good")[0]
+    to_holder = advised(pair, why, ADDR=pair.master_addr)
+    done = run(*to_holder)
+    assert done.exit_code == 0, done.output
+    wait_until(
+        lambda: follows(ask, pair.master_addr, pair.slave_addr), "the master that was put back follows"
+    )
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(0, 250)
+
+
 def test_a_master_that_forgot_who_it_is_takes_no_writes_before_an_operator_names_it(
     make_pair: MakePair, admin: Ask
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from commitlog.log.log import CommitLog
 from haservice import __version__
+from haservice.bounds import OFFSET_MAX
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
@@ -225,6 +226,15 @@ def test_while_a_slave_follows_it_is_written_down_how_far_its_master_is(
 
 
 @patient
+def test_a_slave_writes_down_that_its_emptied_log_is_whole_again(a: Broker, b: Broker) -> None:
+    b.lineage.update(whole_from=OFFSET_MAX)
+    a.write(100, 200)
+    with a.leads() as ha, b.follows(ha.port):
+        wait_until(lambda: LineageFile(b.root).state.lost_power, "it is written down")
+        assert b.lineage.state.whole_from == a.log.end
+
+
+@patient
 def test_a_slave_that_cannot_be_written_down_does_not_count(
     a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,6 +351,30 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
     assert b.store.calls == [("restart_at", 3 * SEGMENT_BYTES, parted)]
     if parted:
         assert b.store.kept.read_bytes() == pattern(0, SEGMENT_BYTES)
+
+
+@patient
+def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slave_session, "AGAIN_PAUSE_S", 0.01)
+    older = a.write(100)
+    a.write(700)
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
+    end = b.log.end
+    a.log.truncate(older)
+    a.begin()  # by the older copy nobody was in sync
+    a.write(200)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        wait_until(lambda: a.heard.count(GreetingOutcome.OLDER_COPY) > 1, "it is refused, and asks again")
+        wait_until(lambda: f"had acknowledged up to {end}" in link(replica).last_error, "and says why")
+        a.lineage.update(members=replace(a.lineage.state.members, replicas={a.id: "a:10911"}))
+        assert b.log.end == end
+    # Once it is forgotten, and knows no later list, what it has more is given up.
+    a.lineage.update(members=replace(a.lineage.state.members, number=9))
+    with a.leads() as ha, b.follows(ha.port):
+        level(a, b)
 
 
 @patient

@@ -10,6 +10,7 @@ from commitlog.errors import CorruptRecord, OffsetNotFound
 from haservice.errors import ProtocolError
 from haservice.replication.lineage.epochs import Epoch, Lineage, Step
 from haservice.replication.lineage.file import whole_again_from
+from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.wire.greeting import (
     Facts,
     GreetingAnswer,
@@ -365,6 +366,26 @@ def test_a_slave_hears_how_far_its_acks_went_and_is_not_whole_below(acked: int, 
     assert verdict.acked == acked
     assert b"acked" not in Verdict(True).encode()  # as earlier versions say it
     assert whole_again_from(0, 1000, 1000, verdict.acked) == whole_from
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_slave_that_shows_an_older_copy_is_compared_first_and_cuts_nothing(is_same: bool) -> None:
+    ours = Log(bytes_of(1000) if is_same else bytes_of(1000, 2))
+    lineage = epochs((1, 0, "a"), (2, 800, "a"))
+    listed = ReplicaList(1, 2, "a", replicas={"a": "a:1", "s": "s:1"})
+    said: list[SlaveHello] = []
+
+    def older(slave: SlaveHello) -> str:
+        said.append(slave)
+        return "its log ends too early"
+
+    master = MasterGreeting(FACTS, "a", "SYNC_MASTER", ours, lambda: lineage, older=older)
+    slave = SlaveGreeting(FACTS_S, "s", Log(bytes_of(900)), A, listed=listed)
+    answer = greet(master, slave)
+    assert [one.members for one in said] == ([listed] if is_same else [])
+    assert answer.outcome is (GreetingOutcome.OLDER_COPY if is_same else GreetingOutcome.REFUSED)
+    with pytest.raises(GreetingRefused, match="its log ends too early" if is_same else "not the same"):
+        slave.on_verdict(body_of(answer.encoded))
 
 
 def test_nobody_is_told_to_empty_a_slave_with_the_longer_log() -> None:

@@ -24,6 +24,8 @@ from haservice.replication.lineage.file import (
     RoleCommand,
     decode_state,
     encode_state,
+    without_its_log,
+    without_power,
 )
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.master.recorder import ReplicaRecorder
@@ -308,6 +310,20 @@ def test_an_emptied_log_is_whole_at_the_masters_end_and_stays_so_when_it_connect
     assert connects(150, 500) == 500, "the machine went down, and took what had come"
     file.update(whole_from=0)
     assert connects(0, 600) == 0, "it never lost anything"
+
+
+def test_a_log_that_was_whole_again_lacks_only_what_a_power_cut_took(tmp_path: Path) -> None:
+    file, lineage = LineageFile(tmp_path), Lineage((Epoch(1, 0, "m"),))
+    file.reached(100)
+    assert not file.state.lost_power, "it never lost anything"
+    for end in (99, 100):
+        file.update(**without_its_log(file.state))
+        file.followed(lineage, end=0, master_end=100)
+        file.reached(end)
+        file.update(**without_power(LineageFile(tmp_path).state, 50))
+        assert file.state.lost_power == (end == 100)
+    file.update(**without_its_log(file.state))
+    assert not file.state.lost_power, "its store was emptied once more"
 
 
 def test_a_file_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:

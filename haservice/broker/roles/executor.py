@@ -76,9 +76,11 @@ class RoleEvents:
         self.put(SlaveAhead(hello.replica_id, hello.broker_addr))
 
     def on_heard(self, hello: SlaveHello, outcome: GreetingOutcome) -> None:
-        """A slave has greeted; if it knows a newer epoch, it is asked about that."""
+        """A slave has greeted; if it knows a newer epoch, or has more of an older one, it is asked about that."""
         if outcome is GreetingOutcome.OLD_MASTER:
             self.put(Hint(hello.broker_addr))
+        elif outcome is GreetingOutcome.OLDER_COPY:
+            self.on_ahead(hello)
 
     def told_of(self, epoch: int, addr: str) -> None:
         """A nameserver speaks of a newer epoch: asks the broker there, and does nothing by its word."""

@@ -35,6 +35,7 @@ from haservice.broker.roles.rules import (
     is_member,
     lineage_of,
     may_have_answered,
+    members_of,
     newer_masters,
     replicas_in_sync,
     rival,
@@ -43,12 +44,13 @@ from haservice.broker.roles.rules import (
     was_not_promoted,
 )
 from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
+from haservice.configuration.settings import BrokerRole
 from haservice.mastership.whole import Evidence, Place, why_not_whole
 from haservice.remoting.headers.lineage import FollowHeader, LineageBody
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, LogSpan, Mark, plan
 from haservice.replication.lineage.epochs import Step as PlanStep
 from haservice.replication.lineage.file import LineageState, Replica
-from haservice.replication.lineage.own_record import DURABLE, own_evidence
+from haservice.replication.lineage.own_record import DURABLE, own_evidence, why_older_copy
 
 Claims = Sequence[tuple[NewerMaster, LineageBody]]
 
@@ -63,7 +65,9 @@ class Look(Looking):
         known = [one for one in result.peers if is_member(kept.members, one)]
         state = state.but(heard=max(state.heard, highest_number(known)))
         told = _told(known, kept, lost_power=True)
-        if not state.lost and (lost := why_not_whole(Evidence(kept.lineage.mark(view.log.end), told))):
+        evidence = Evidence(kept.lineage.mark(view.log.end), told)
+        lost = why_not_whole(evidence) or _why_older_copy(state, result.peers, kept)
+        if lost and not state.lost:
             return state.but(lost=lost, change=Outdated()), (Write({"whole_from": OFFSET_MAX}),)
         claims = newer_masters(kept.replica_id, kept.lineage, result.peers)
         return Proving(claims, result).begin(state, view)
@@ -71,8 +75,8 @@ class Look(Looking):
 
 @dataclass(frozen=True, slots=True)
 class Outdated(Looking):
-    """A slave remembers an epoch of ours that we do not: our store is an older copy.  Writes it down; if that fails,
-    the next look tries again.
+    """A slave remembers an epoch of ours that we do not, or has more of one: our store is an older copy.  Writes it
+    down; if that fails, the next look tries again.
     """
 
     def advance(self, state: RoleState, result: Result, view: View) -> Step:
@@ -175,6 +179,21 @@ def _told_to(peer: LineageBody, kept: LineageState, *, lost_power: bool) -> Plac
     if theirs.identity != own.last.identity or lost_power or peer.master_end < 0:
         return None
     return own.mark(peer.master_end)
+
+
+def _why_older_copy(state: RoleState, peers: Sequence[LineageBody], kept: LineageState) -> str:
+    """By a replica on our list, or a slave whose log was compared with ours.  With a coordinator it remembers how far
+    our log went; an ASYNC_MASTER's OK is its own affair.
+    """
+    if state.who.role.role is not BrokerRole.SYNC_MASTER or kept.joined >= 0:
+        return ""
+    for one in peers:
+        is_known = is_member(kept.members, one) or one.replica_id in state.ahead
+        if is_known and not one.is_master:
+            listed, log_end = members_of(one), one.log_end
+            if why := why_older_copy(kept, one.broker_addr, listed, lineage_of(one), log_end):
+                return why
+    return ""
 
 
 def _had_end(kept: LineageState, evidence: Evidence) -> int:

@@ -125,7 +125,7 @@ class RoleState:
     newer: NewerMaster | None = None
     """The master that we have to follow, which could not be written yet."""
     ahead: Mapping[str, str] = field(default_factory=dict)
-    """Slaves that hold more of our last epoch than we do: replica ids and addresses."""
+    """Slaves that hold more of our last epoch than we do, or of one before a restart: replica ids and addresses."""
     suspects: tuple[str, ...] = ()
     """Addresses that somebody named: the broker there is asked, and has to prove what it says."""
     heard: int = -1
@@ -235,7 +235,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class SlaveAhead:
-    """A slave whose log was compared with ours holds more of our last epoch than we do."""
+    """A slave whose log was compared with ours holds more of our last epoch than we do, or of one before a restart."""
 
     replica_id: str
     addr: str

@@ -144,7 +144,9 @@ class LineageState:
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
     lost_power: bool = False
-    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back."""
+    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back: or for one that
+    has been whole again since.
+    """
     sealed: int = -1
     """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
     joined: int = -1
@@ -180,7 +182,14 @@ def without_its_log(state: LineageState, newest: int = -1) -> dict[str, Any]:
 
 def without_power(state: LineageState, end: int) -> dict[str, Any]:
     """What changes once a power cut may have taken what was acknowledged, of a log that ends at `end` now."""
-    return {"whole_from": OFFSET_MAX, "lost_power": state.lost_power or end >= state.whole_from}
+    return {"whole_from": OFFSET_MAX, "lost_power": is_or_was_whole(state, end)}
+
+
+def is_or_was_whole(state: LineageState, end: int) -> bool:
+    """Whether a log that ends at `end` lacks nothing but what a power cut took: it has what it acknowledged before its
+    store was emptied or put back, or had it once more since.
+    """
+    return state.lost_power or end >= state.whole_from
 
 
 def whole_again_from(whole_from: int, end: int, master_end: int, acked: int = -1) -> int:
@@ -329,6 +338,14 @@ class LineageFile:
             if lineage == self.state.lineage:
                 told = self.state.acknowledged if acknowledged is None else acknowledged
                 self._replace(master_end=end, master_heard_ms=heard_ms, acknowledged=told)
+
+    def reached(self, end: int) -> None:
+        """Notes of a log that ends at `end` that it is whole again, once it is: what it lacks from then on, a power cut
+        took.  Raises OSError.
+        """
+        with self._lock:
+            if self.state.whole_from > 0 and is_or_was_whole(self.state, end):
+                self._replace(lost_power=True)
 
     def started(self) -> None:
         """Notes the present boot and mount: the next start compares with these for booted_anew."""

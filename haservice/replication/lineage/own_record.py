@@ -4,15 +4,17 @@
     lineage/state.json    where epochs of ours began; what slaves in sync had of our last one; from where on it is whole
 
 haservice.mastership.whole judges by it.  A disk that is not mounted, segments that were moved away and a log that was
-put back from an older copy all look alike: the log ends before what these files remember.
+put back from an older copy all look alike: the log ends before what these files remember.  Where the files were put
+back with it, only a replica can tell: see why_older_copy.
 """
 
 from __future__ import annotations
 
 from haservice.bounds import OFFSET_MAX
-from haservice.mastership.whole import Evidence, Place
-from haservice.replication.lineage.epochs import LogSpan
+from haservice.mastership.whole import Evidence, Place, why_not_whole
+from haservice.replication.lineage.epochs import PROMOTION_STEP, Lineage, LogSpan, Mark, common_point
 from haservice.replication.lineage.file import LineageState
+from haservice.replication.lineage.membership import ReplicaList
 
 DURABLE = "lineage/durable"
 OWN_EPOCHS = "its list of epochs"
@@ -45,3 +47,36 @@ def own_evidence(
         ends[ITS_SLAVES] = acked_by_slaves(state)
     told: dict[str, Place] = {who: lineage.mark(end) for who, end in ends.items() if end > log.end}
     return Evidence(lineage.mark(log.end), told, lost_power=state.whole_from == OFFSET_MAX)
+
+
+def why_older_copy(
+    state: LineageState, addr: str, listed: ReplicaList, theirs: Lineage, their_end: int
+) -> str:
+    """Why our log is an older copy of itself, by what the replica at `addr` has of it: more of an epoch of ours than
+    we had at a restart.  "" if nothing says so.  `listed` is the newest list of replicas that it knows.
+
+    A SYNC_MASTER whose machine went down begins an epoch only once it has heard every replica that its file calls in
+    sync, and it has written that down of a replica before it takes an ack of it.  So whoever has more here was not
+    in sync by our file, which is older than the acks then.  Once an operator has promoted us, what is lost is lost.
+    """
+    own, me = state.lineage, state.replica_id
+    common = common_point(own, OFFSET_MAX, theirs, their_end)
+    wrote = theirs.epoch_at(their_end - 1)
+    if common is None or wrote is None or common.point >= their_end or wrote.master != me:
+        return ""
+    before = own.epoch_at(common.point - 1)
+    after = next((one for one in own.epochs if one.start == common.point), None)
+    if before is None or after is None or after.master != me or after.number % PROMOTION_STEP == 0:
+        return ""
+    numbers = {one.number // PROMOTION_STEP for one in (wrote, after, own.epochs[-1])}
+    if len(numbers) > 1 or _is_given_up(state, addr, listed):
+        return ""
+    reach, told = Mark(before.number, common.point), Mark(wrote.number, their_end)
+    return why_not_whole(Evidence(reach, {addr: told})) or ""
+
+
+def _is_given_up(state: LineageState, addr: str, listed: ReplicaList) -> bool:
+    """Whether that replica was forgotten, and with it what it has; not if it knows a later list of ours than we do."""
+    if any(addr in one.replicas.values() for one in state.members.lists):
+        return False
+    return listed.master != state.replica_id or listed.version <= state.members.version

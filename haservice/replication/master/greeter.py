@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from haservice.configuration.settings import BrokerRole
 from haservice.log_throttle import LogThrottle
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.member_list import MemberList
 from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.own_record import why_older_copy
 from haservice.replication.master.connection import HAConnection
 from haservice.replication.master.in_sync import InSync, Log
 from haservice.replication.master.recorder import ReplicaRecorder
@@ -94,7 +96,15 @@ class Greeter:
             acked=self._acked,
             is_appointed=lineage.state.joined >= 0,
             acknowledged=self._acknowledged,
+            older=lambda slave: self._why_older(self._believed(transport.secured, slave)),
         )
+
+    def _why_older(self, slave: SlaveHello) -> str:
+        """With a coordinator it remembers how far this log went; an ASYNC_MASTER's OK is its own affair."""
+        state = self._greets.lineage.state
+        if self._role != BrokerRole.SYNC_MASTER.value or state.joined >= 0:
+            return ""
+        return why_older_copy(state, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
 
     def _acked(self, slave: SlaveHello) -> int:
         known = self._greets.lineage.state.replicas.get(slave.replica_id)

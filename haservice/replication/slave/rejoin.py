@@ -126,6 +126,7 @@ class Rejoin:
             flushes=self._flushes,
             takes_marks=self._takes_marks,
             is_appointed=state.joined >= 0,
+            listed=state.members,
         )
 
     def carry_out(self, greeting: SlaveGreeting) -> None:

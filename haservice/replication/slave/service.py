@@ -80,7 +80,9 @@ class SlaveHAService:
         )
         self._recorder: MasterRecorder | None = None
         if self._lineage is not None:
-            self._recorder = MasterRecorder(self._lineage, lambda: client.heard, self._acknowledged)
+            self._recorder = MasterRecorder(
+                self._lineage, lambda: client.heard, self._acknowledged, lambda: log.end
+            )
         self._threads = HAThreads()
         self._supervisor = supervisor or Supervisor()
         client.set_master_address(config.master_address)

@@ -80,6 +80,7 @@ class GreetingOutcome(enum.Enum):
     ACCEPTED = "accepted"
     AHEAD = "ahead"
     OLD_MASTER = "knows a newer epoch"
+    OLDER_COPY = "has what its master lost before it began an epoch"
     REFUSED = "refused"
 
 
@@ -108,6 +109,7 @@ class MasterGreeting:
     `acknowledged` gives up to where the log has the acks that an OK takes; None tells nobody.
     `objection(slave)` may say why this slave may not come now, for a reason that its hello does not show.
     `members(slave)` gives the list of replicas with this slave on it, written down; None keeps no list.
+    `older(slave)` says why, by what that slave has, our log is an older copy of itself; "" if it is none.
     `acked(slave)` says how far that replica's acks went, as it was written down; -1 if it was not.
     `is_appointed` is plan()'s.
     """
@@ -125,9 +127,11 @@ class MasterGreeting:
         acked: Callable[[SlaveHello], int] = lambda _: -1,
         is_appointed: bool = False,
         acknowledged: Callable[[], int] | None = None,
+        older: Callable[[SlaveHello], str] = lambda _: "",
     ) -> None:
         self._is_appointed = is_appointed
         self._acknowledged = acknowledged
+        self._older = older
         self._acked = acked
         self._nonce = nonce
         self._objection = objection
@@ -226,6 +230,8 @@ class MasterGreeting:
                 f"this slave has {lost} bytes that its master lost: the master copies them back",
                 True,
             )
+        if older := self._older(slave):
+            return GreetingOutcome.OLDER_COPY, f"the master's log is an older copy of itself: {older}", True
         try:
             self._log.read(point, 1)
         except CommitLogError as error:
@@ -250,7 +256,8 @@ class MasterGreeting:
 
 class SlaveGreeting:
     """The slave's half, for one connection.  `flushes`: its reports speak of flushed bytes; `takes_marks`: it
-    wants to be told how far the log is acknowledged; `is_appointed` is plan()'s.
+    wants to be told how far the log is acknowledged; `is_appointed` is plan()'s; `listed` is the newest list of
+    replicas that it knows.
     """
 
     def __init__(
@@ -263,9 +270,11 @@ class SlaveGreeting:
         flushes: bool = False,
         takes_marks: bool = False,
         is_appointed: bool = False,
+        listed: ReplicaList = ReplicaList(),  # noqa: B008 - frozen
     ) -> None:
         self._is_appointed = is_appointed
         self._takes_marks = takes_marks
+        self._listed = listed
         self._facts = facts
         self._replica_id = replica_id
         self._log = log
@@ -334,6 +343,7 @@ class SlaveGreeting:
             software=self._facts.software,
             keeps_list=True,
             takes_marks=self._takes_marks,
+            members=self._listed,
         )
         return slave_hello_block(hello.encode())
 

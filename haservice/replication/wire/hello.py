@@ -135,6 +135,8 @@ class SlaveHello:
     """As in the master's hello."""
     takes_marks: bool = False
     """Whether it wants to be told how far the log is acknowledged."""
+    members: ReplicaList = ReplicaList()  # noqa: RUF009 - frozen
+    """The newest list of replicas that it knows; slaves before 0.5 send none."""
 
     def encode(self) -> bytes:
         return _fitted(
@@ -155,6 +157,7 @@ class SlaveHello:
                 "flushes": self.flushes,
                 "keepsList": self.keeps_list,
                 "takesMarks": self.takes_marks,
+                "members": encode_members(self.members),
                 "epochs": encode_epochs(self.lineage),
             }
         )
@@ -179,6 +182,7 @@ class SlaveHello:
             software=_words(said.get("haserviceVersion"))[:_SOFTWARE_MAX],
             keeps_list=said.get("keepsList") is True,
             takes_marks=said.get("takesMarks") is True,
+            members=decode_members(said.get("members")),
         )
 
 
