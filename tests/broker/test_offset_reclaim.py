@@ -34,6 +34,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
 from haservice.remoting.headers.copies import OffsetsCopyHeader
+from haservice.supervisor import Supervisor
 from tests.support.brokers import addr_of, send
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
@@ -200,7 +201,8 @@ def test_slaves_are_asked_before_the_name_server_hears_of_the_master(tmp_path: P
             on_reachable=master.hand_back.run,
         )
         client = BlockingClient()
-        task = client.task("register", registration.run)
+        supervisor = Supervisor()
+        task = client.task("register", registration.run, supervisor.never)
         task.start()
         try:
             assert registration.first_round.wait(10)
@@ -211,7 +213,7 @@ def test_slaves_are_asked_before_the_name_server_hears_of_the_master(tmp_path: P
         finally:
             assert task.stop(Deadline(10))
             client.close()
-        assert task.failed is None
+        assert supervisor.fatal is None
 
 
 def test_groups_go_on_at_a_master_that_returns_where_they_were_on_the_slave(

@@ -45,7 +45,6 @@ def told() -> set[str]:
         topics=[TopicFacts("T", 1.0, 1.0, 1, 1, 1)],
         groups=[group],
         sample_age_s=1.0,
-        thread_failures={"log-scrub": 1},
         member=MemberFacts("g", "n0", True, 1, 1, ""),
     )
     follower = replace(

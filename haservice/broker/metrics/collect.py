@@ -103,6 +103,7 @@ class BrokerCollector:
             acknowledged_cut=parts.standing.acknowledged_cut_bytes(),
             next_segment_not_made=store.flusher.next_segment_trouble,
             failed_threads=list(self.health.failures),
+            restarted_threads=len(self.health.supervisor.restarted),
             thread_failures=self.health.supervisor.counts,
             not_registered=parts.registration.trouble,
             metadata_not_copied=parts.slave_sync.refused,

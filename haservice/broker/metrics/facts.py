@@ -143,6 +143,7 @@ class BrokerFacts:
     acknowledged_cut: int = 0
     next_segment_not_made: str = ""
     failed_threads: Sequence[str] = ()
+    restarted_threads: int = 0
     thread_failures: Mapping[str, int] = field(default_factory=dict)
     not_registered: str = ""
     metadata_not_copied: str = ""

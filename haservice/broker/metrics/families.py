@@ -248,6 +248,11 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
     out.gauge(
         "haservice_failed_threads", "Threads that have failed, and do not run now.", len(facts.failed_threads)
     )
+    out.gauge(
+        "haservice_restarted_threads",
+        "Threads that failed in the last ten minutes, and run again.",
+        facts.restarted_threads,
+    )
     for thread, count in facts.thread_failures.items():
         out.counter("haservice_thread_failures_total", "How often it failed.", count, thread=thread)
     for name, text in (
