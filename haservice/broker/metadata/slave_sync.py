@@ -37,7 +37,7 @@ from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
 from haservice.broker.topics.table import TopicTable
-from haservice.errors import AnswerError, RemotingError
+from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import (
     DataVersion,
@@ -253,7 +253,7 @@ class SlaveSync:
             if addr is not None and self._overdue() and self._follows():
                 try:
                     await self._sync_delays(client, addr)
-                except (RemotingError, ValueError):
+                except (RemotingError, RequestError, ValueError):
                     addr = None  # the next pass says it
 
     def _follows(self) -> bool:
@@ -319,7 +319,7 @@ class SlaveSync:
             try:
                 await step(client, addr)
                 self._on_copied(name)
-            except (RemotingError, ValueError) as error:
+            except (RemotingError, RequestError, ValueError) as error:  # of a header, too
                 good = False
                 self._warn(addr, error)
         self._on_synced()

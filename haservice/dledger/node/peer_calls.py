@@ -20,7 +20,7 @@ from haservice.dledger.events import AnswerAsked, AskPeer, MemberEvent, PeerAnsw
 from haservice.dledger.messages import MemberMessage
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import answer_command, read_answer, request_command
-from haservice.errors import ProtocolError, RemotingError
+from haservice.errors import ProtocolError, RemotingError, RequestError
 from haservice.remoting.client import OnEnd, RemotingClient, expect
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
@@ -159,9 +159,12 @@ class PeerCalls:
     async def _connect_and_ask(self, address: str, command: RemotingCommand, ended: OnEnd) -> None:
         assert self._client is not None
         try:
-            ended(await self._client.invoke(address, command, self._settings.rpc_timeout_s))
-        except RemotingError as error:
-            ended(error)
+            outcome: RemotingCommand | BaseException = await self._client.invoke(
+                address, command, self._settings.rpc_timeout_s
+            )
+        except Exception as error:  # whatever it is, the member waits for an end
+            outcome = error
+        ended(outcome)
 
 
 def _read(
@@ -173,6 +176,9 @@ def _read(
             raise outcome
         expect(address, outcome, int(DLedgerResponseCode.SUCCESS))
         return read_answer(request, outcome)
-    except (RemotingError, ProtocolError) as error:
+    except (RemotingError, ProtocolError, RequestError) as error:
         logger.debug("no answer peer=%s request=%s: %s", address, type(request).__name__, error)
+        return None
+    except Exception:
+        logger.exception("answer not understood peer=%s request=%s", address, type(request).__name__)
         return None

@@ -282,8 +282,8 @@ class StoreView:
         """The topics of the broker's configuration; None if there is none beside the store."""
         try:
             table = json.loads((self.root / "config" / "topics.json").read_bytes())["topicConfigTable"]
-            return dict(table)
-        except (OSError, ValueError, KeyError, TypeError):
+            return {topic: config for topic, config in table.items() if isinstance(config, dict)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def known_queues(self) -> dict[str, set[int]]:
