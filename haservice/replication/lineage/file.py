@@ -144,9 +144,7 @@ class LineageState:
     whole_from: int = 0
     """On a slave: below here it may have lost acknowledged bytes, until its log reaches this far again."""
     lost_power: bool = False
-    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back: or for one that
-    has been whole again since.
-    """
+    """Whether `whole_from` stands for a power cut alone, and for no log that was emptied or put back for good."""
     sealed: int = -1
     """Nothing is acknowledged any more to a master of this epoch or an older one; -1: to any."""
     joined: int = -1
@@ -186,9 +184,7 @@ def without_power(state: LineageState, end: int) -> dict[str, Any]:
 
 
 def is_or_was_whole(state: LineageState, end: int) -> bool:
-    """Whether a log that ends at `end` lacks nothing but what a power cut took: it has what it acknowledged before its
-    store was emptied or put back, or had it once more since.
-    """
+    """Whether a log that ends at `end` lacks only what power cuts took: if it was emptied, it was whole again since."""
     return state.lost_power or end >= state.whole_from
 
 
