@@ -427,15 +427,10 @@ class Store:
         if self._closed:
             raise LogNotWritable("shut down")
         try:
-            with (
-                self.mender.at_work,
-                self.index_mender.at_work,
-                self.queue_flusher.at_work,
-                self.retention.at_work,
-                self.scrub.at_work,
-                self.dispatcher.at_work,
-                self.flusher.at_work,
-            ):
+            with ExitStack() as at_work:
+                long = self.mender, self.index_mender, self.queue_flusher, self.retention, self.scrub
+                for lock in (*(one.at_work for one in long), self.dispatcher.at_work, self.flusher.at_work):
+                    at_work.enter_context(lock)
                 self.log.hold_appends("the log is being cut", "cut")
                 try:
                     yield

@@ -159,7 +159,8 @@ def test_a_replica_that_was_not_in_sync_and_away_for_a_week_is_forgotten(tmp_pat
 
 def test_a_clock_that_is_set_ahead_forgets_nobody(tmp_path: Path) -> None:
     now_ms = 10**12
-    file = LineageFile(tmp_path, clock_s=lambda: now_ms / 1000)
+    file = LineageFile(tmp_path)
+    file._clock_s = lambda: now_ms / 1000
     file.saw("away", Replica("addr", 1, now_ms - 1000, False))
     file.saw("here", Replica("addr", 2, now_ms + FORGET_MS + 1000, True))
     assert set(file.state.replicas) == {"away", "here"}

@@ -212,15 +212,9 @@ class LineageFile:
     _in_doubt: tuple[Epoch, ...] = ()
     """Epochs that may have lost bytes when the machine went down."""
 
-    def __init__(
-        self,
-        root: Path,
-        files: Files | None = None,
-        log_path: Path | None = None,
-        clock_s: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, root: Path, files: Files | None = None, log_path: Path | None = None) -> None:
         """Reads the file below the store's root, or makes one.  `files` reaches the disk.  `log_path` is
-        where the log lies; None means commitlog below the root.  `clock_s`: None for an UnsteppedClock.
+        where the log lies; None means commitlog below the root.
 
         A file that does not parse counts as none, and is reported in the log.  Raises OSError.
         """
@@ -228,7 +222,7 @@ class LineageFile:
         files = files if files is not None else OSFiles()
         self._file = PersistedFile(root / "lineage" / "state.json", files, keeps_sums=False)
         self._lock = threading.Lock()  # guards replacing state; held while the file is written
-        self._clock_s = UnsteppedClock() if clock_s is None else clock_s
+        self._clock_s: Callable[[], float] = UnsteppedClock()
         was_there = files.exists(self._file.path)
         try:
             state = self._file.load(decode_state)
