@@ -94,6 +94,7 @@ def test_a_slave_keeps_its_unfit_file_until_it_has_its_masters(
     assert "consumerOffset.json could not be read" in str(answer.remark)
     assert "consumerOffset.json could not be read" in slave.standing.describe().not_copied
 
+    slave.slave_sync.link = None  # no link has to bring a log first
     slave.slave_sync.set_master_addr(addr_of(master))
     wait_until(lambda: path.with_name("consumerOffset.json.unfit").exists(), "the unfit file is kept")
     wait_until(lambda: path.read_bytes() != TORN, "the master's table is written")

@@ -11,7 +11,7 @@ import pytest
 
 from commitlog.options import LogOptions
 from commitlog.store import Store
-from haservice.replication.lineage.epochs import Epoch, Lineage
+from haservice.replication.lineage.epochs import PROMOTION_STEP, Epoch, Lineage
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.master.greeter import Greets
 from haservice.replication.slave import session as slave_session
@@ -123,7 +123,7 @@ def test_a_store_behind_retention_begins_anew_as_a_whole(tmp_path: Path, parted:
             a.log.segments.drop_oldest()
         if parted:
             first = a_lineage.state.lineage.epochs[0]
-            second = Epoch(2, common - 100, first.master)
+            second = Epoch(PROMOTION_STEP, common - 100, first.master)
             a_lineage.update(lineage=Lineage((first, second)))
         replicate(a, a_lineage, b, b_lineage)
         assert b.log.start == a.log.start
