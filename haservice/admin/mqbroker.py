@@ -129,7 +129,7 @@ def mqbroker(
         with store_key_named(node_config):
             if node_config.dledger.enabled:  # the member takes part in elections before the node looks
                 check_owner(node_config, accepted)
-            with lease_of(node_config) as lease, member_of(node_config) as member:
+            with lease_of(node_config, supervisor) as lease, member_of(node_config) as member:
                 run(
                     BrokerNode(
                         node_config, lease=lease, member=member, accepted=accepted, supervisor=supervisor

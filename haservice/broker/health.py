@@ -54,10 +54,6 @@ class Health:
         ]
         return next(iter(failed), "")
 
-    def thread_failed(self, name: str, error: BaseException) -> None:
-        """A thread that is not started again here has ended."""
-        self.supervisor.never(name, error)
-
     def dispatch_is(self, trouble: str | None, damage: str | None) -> None:
         """Refuses sends while queues or index cannot take them, as RocketMQ does, damage stops it, or a vital thread
         does not run.

@@ -25,6 +25,7 @@ from haservice.errors import RequestError
 from haservice.remoting.headers.lineage import SwitchoverHeader
 from haservice.replication.lineage.epochs import Mark
 from haservice.service import Service
+from haservice.supervisor import Supervisor
 from tests.support.memory_coordinator import MemoryCoordinator, MemoryServer
 from tests.support.waiting import wait_until
 
@@ -70,10 +71,10 @@ class Room:
         return self.broker.ask(epoch, ttl_s)
 
 
-def broker(name: str = "a") -> Any:
+def broker(name: str = "a", supervisor: Supervisor | None = None) -> Any:
     found = SimpleNamespace(
         name=name,
-        health=Health(),
+        health=Health(supervisor),
         seals=threading.Event(),
         may_seal=threading.Event(),
         ask=lambda *_: ([], {}),
@@ -87,7 +88,14 @@ class Process:
 
     def __init__(self, server: MemoryServer, loop_s: float = 0.05) -> None:
         self.coordinator = MemoryCoordinator(server)
-        self.keeper = LeaseKeeper(self.coordinator, Settings(ttl_s=5.0, loop_s=loop_s), "memory://", "/c/n")
+        self.supervisor = Supervisor()
+        self.keeper = LeaseKeeper(
+            self.coordinator,
+            Settings(ttl_s=5.0, loop_s=loop_s),
+            "memory://",
+            "/c/n",
+            self.supervisor.again,
+        )
         self.service = Service("lease-keeper", self.keeper, on_failure=self.keeper.failed)
 
     def is_member(self, name: str = "a") -> bool:
@@ -142,7 +150,7 @@ def test_a_node_that_went_before_the_thread_ran(process: Process) -> None:
 def test_a_thread_that_has_failed_is_told_to_each_node_that_follows(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = broker(), broker()
+    first, second = (broker(supervisor=process.supervisor) for _ in range(2))
     process.service.start()
     process.keeper.attach(first)
     wait_until(process.is_member)
@@ -160,20 +168,19 @@ def test_a_thread_that_has_failed_is_told_to_each_node_that_follows(
         process.keeper.switch_over(SwitchoverHeader())
 
 
-def test_a_thread_that_runs_again_opens_sessions_of_other_names(
+def test_a_thread_that_runs_again_opens_sessions_of_other_names_and_gives_no_ok_before(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(process.keeper, "_look_ahead", lambda _: 1 / 0)
-        process.keeper.attach(broker())
+        process.keeper.attach(broker(supervisor=process.supervisor))
         process.service.start()
-        wait_until(lambda: process.service.failed is not None)
+        wait_until(lambda: process.supervisor.failures)
+        assert "thread lease-keeper has failed" in process.keeper.gate.why_shut
     life = process.keeper._life
-    again = Service("lease-keeper", process.keeper, on_failure=process.keeper.failed)
-    again.start()
+    wait_until(lambda: process.keeper._life != life, "it runs again")
     wait_until(process.is_member)
-    assert process.keeper._life != life
-    assert again.stop(Deadline(40))
+    assert process.supervisor.fatal is None
 
 
 def test_whoever_asks_for_a_promise_does_not_wait_for_a_seal(process: Process) -> None:

@@ -367,7 +367,7 @@ def test_a_failure_is_not_forgotten_by_a_look_at_the_queues_that_is_under_way(
 ) -> None:
     """The loop finds that all is well, a thread dies, and the loop says so."""
     node = start()
-    died = threading.Thread(target=node.health.thread_failed, args=("log-flush", ValueError("gone")))
+    died = threading.Thread(target=node.health.supervisor.never, args=("log-flush", ValueError("gone")))
 
     def looks(_: Supervisor) -> dict[str, str]:
         if not died.ident:
@@ -706,6 +706,6 @@ def test_damage_that_is_repaired_is_no_failure_any_more() -> None:
     assert "record at 9" in (said[-1] or "")
     health.dispatch_is(None, None)
     assert (health.failures, said[-1], health.why_vital) == ({}, None, "")
-    health.thread_failed("log-dispatch", OSError("gone"))
+    health.supervisor.never("log-dispatch", OSError("gone"))
     health.dispatch_is(None, None)
     assert health.why_vital

@@ -49,7 +49,8 @@ from haservice.coordination.successor import why_no_successor
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
-from haservice.service import Service
+from haservice.service import OnFailure, Service
+from haservice.supervisor import Supervisor
 from haservice.typed_json import encode
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,14 @@ def settings_of(config: CoordinatorConfig) -> Settings:
 class LeaseKeeper:
     """Implements Host for the rounds.  `gate` is for whoever answers OK."""
 
-    def __init__(self, coordinator: Coordinator, defaults: Settings, where: str, keys: str = "") -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        defaults: Settings,
+        where: str,
+        keys: str = "",
+        on_failure: OnFailure = lambda _, __: None,
+    ) -> None:
         self.gate = Gate()
         self.where = where
         """As haCoordinator names the coordinator."""
@@ -88,11 +96,10 @@ class LeaseKeeper:
         """Below what our keys lie there."""
         self._coordinator = coordinator
         self._defaults = defaults
+        self._on_failure = on_failure
         self._life = uuid.uuid4().hex[:12]
         self._acting = threading.Lock()  # held while an action is carried out on the office, so that it stays
-        self._lock = (
-            threading.Lock()
-        )  # guards _office and what is read of it; taken after _acting, for a moment
+        self._lock = threading.Lock()  # guards _office; taken after _acting, for a moment
         self._office: Office | None = None
         self._last: Own | None = None
         self._rounds: Rounds | None = None
@@ -107,18 +114,17 @@ class LeaseKeeper:
         """Of a slave, after each round: why it would not take over if its master died now."""
         self.figures = LeaseFigures()
         self._wanted = WantedSwitchover()
-        self._strange: frozenset[str] = frozenset()
-        """Keys that are none of ours, as they were told."""
+        self._strange: frozenset[str] = frozenset()  # keys that are none of ours, as they were told
         self._throttle = LogThrottle()
         self._failure: tuple[str, BaseException] | None = None
 
-    def failed(self, name: str, error: BaseException) -> None:
-        """Its thread has failed: a master refuses sends before its lease is over, and so does each node after it."""
+    def failed(self, name: str, error: BaseException) -> float | None:
+        """Its thread has failed: a master answers no OK before the thread has taken the lease again."""
         self._failure = name, error
-        self._wanted.give_up(f"thread {name} has failed: {error!r}")
-        office = self._office
-        if office is not None:
-            office.broker.health.thread_failed(name, error)
+        why = f"thread {name} has failed: {error!r}"
+        self.gate.block(why)
+        self._wanted.give_up(why)
+        return self._on_failure(name, error)
 
     # -- the broker ---------------------------------------------------------------------------------
 
@@ -131,8 +137,6 @@ class LeaseKeeper:
             self._office = office
             self._last = office.own(self._life)
         self._woken.set()
-        if self._failure is not None:
-            broker.health.thread_failed(*self._failure)
 
     def detach(self) -> None:
         """The node stops."""
@@ -469,7 +473,7 @@ class LeaseKeeper:
             logger.warning(text, *values)
 
 
-def keeper_of(config: NodeConfig) -> LeaseKeeper | None:
+def keeper_of(config: NodeConfig, on_failure: OnFailure) -> LeaseKeeper | None:
     """None without haCoordinator.  The coordinator is not asked anything yet.  Raises CoordinatorMissing."""
     said, broker = config.coordinator, config.broker
     if said.address is None or not said.is_set:
@@ -478,13 +482,13 @@ def keeper_of(config: NodeConfig) -> LeaseKeeper | None:
     place = place_of(said.address)
     coordinator = coordinator_at(place, broker.cluster_name, broker.broker_name, keys)
     root = root_of(place, broker.cluster_name, broker.broker_name)
-    return LeaseKeeper(coordinator, settings_of(said), said.address, root)
+    return LeaseKeeper(coordinator, settings_of(said), said.address, root, on_failure)
 
 
 @contextlib.contextmanager
-def lease_of(node_config: NodeConfig) -> Iterator[LeaseKeeper | None]:
+def lease_of(node_config: NodeConfig, supervisor: Supervisor) -> Iterator[LeaseKeeper | None]:
     """The process's part in failover by a coordinator; it outlives the nodes, which have one role each."""
-    keeper = keeper_of(node_config)
+    keeper = keeper_of(node_config, supervisor.again)
     if keeper is None:
         yield None
         return
