@@ -16,6 +16,8 @@ from collections.abc import Callable
 from commitlog.dledger.store import EntryStore
 from commitlog.errors import LogNotWritable, StoreUnreadable
 from commitlog.log.waiters import Signal
+from commitlog.upkeep.flush import SAID_AGAIN_S
+from haservice.log_throttle import LogThrottle
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class EntryFlusher:
         self._checkpoint_s = time.monotonic() + CHECKPOINT_INTERVAL_S
         self._saved_index = store.committed_index
         self._prepare_s = 0.0
-        self._complained: set[str] = set()
+        self._complaints = LogThrottle(SAID_AGAIN_S)
 
     def appended(self) -> None:
         """There is something to flush; from the loop's thread."""
@@ -112,7 +114,6 @@ class EntryFlusher:
                 self._complain(f"what is remembered of others is not written down: {error}")
 
     def _complain(self, reason: str) -> None:
-        """Each reason once: it stays until the operator does something."""
-        if reason not in self._complained and len(self._complained) < 100:
-            self._complained.add(reason)
+        """Each reason now and then: it stays until the operator does something."""
+        if self._complaints.ready(reason):
             logger.error("disk of the log fails reason=%s", reason)
