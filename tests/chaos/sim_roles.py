@@ -9,6 +9,7 @@ may be lost on their way there or back.  A step of a change is where faults stri
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import uuid
 from collections import deque
@@ -96,6 +97,7 @@ class SimLineageFile(LineageFile):
         self.boot = boot
         self._file = PersistedFile(root / "lineage" / "state.json", files)
         self._lock = threading.Lock()
+        self._clock_s = lambda: math.inf  # nobody sets the simulated clock ahead
         state = self._file.load(decode_state)
         self.is_new = state is None
         self.state = state if state is not None else LineageState(uuid.uuid4().hex)
