@@ -2,7 +2,7 @@
 
     kinds     a classic pair by command, a pair with etcd, a DLedger group of three
     breaks    read from the product's sources, see quiet_breaks.py
-    round ── armed ── stirred up until it is reached ── back by itself ── told ── closed cleanly ── the checker of all layers
+    round     armed ── stirred up until it is reached ── back by itself ── told ── closed cleanly ── checker
 
 Seed N is the Nth round of all there are.  A break that nobody comes to is no success: it is named at the end.
 """

@@ -53,6 +53,8 @@ _NOT_ASKED = {
     RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
     RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
 }
+# Whose first argument, if a literal, names a task of a loop.
+_TASK_CALLS = ("task", "LoopTask", "run_on_loop")
 _ASKING = ("request", "_fetch", "_ask")
 
 
@@ -200,7 +202,7 @@ def _threads() -> Iterator[Break]:
 
 def _tasks(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("task", "LoopTask"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _TASK_CALLS:
             for one in node.args[:1]:
                 if isinstance(one, ast.Constant) and isinstance(one.value, str):
                     yield one.value, one.lineno
@@ -241,9 +243,7 @@ def _coordinators() -> Iterator[Break]:
     for node in ast.walk(_tree(ROOT / "haservice/coordination/etcd.py")):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("self._ask", "self._answer"):
             paths |= {
-                one.value
-                for one in node.args
-                if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
             }
     for path in sorted(paths):
         yield Break(f"coordinator {path}", {"kind": "coordinator", "path": path}, (COORDINATED,))

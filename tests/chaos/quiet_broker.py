@@ -77,7 +77,10 @@ class Arms:
     def rubbish(self, sound: bytes, **source: object) -> bytes | None:
         """What this source answers instead: one after the other of all there is; None: the truth."""
         if self.claim(**source):
-            self._answering, self._answers = dict(source), [*RUBBISH, wrong_types(sound), sound[: len(sound) // 2]]
+            self._answering, self._answers = (
+                dict(source),
+                [*RUBBISH, wrong_types(sound), sound[: len(sound) // 2]],
+            )
         with self._lock:
             if self._answering != source or not self._answers:
                 return None
@@ -92,7 +95,9 @@ def wrong_types(sound: bytes) -> bytes:
         known = None
     if not isinstance(known, dict):
         return b'{"table": 7, "kvs": {"key": []}}'
-    return json.dumps({key: 7 if isinstance(value, str | dict | list) else "x" for key, value in known.items()}).encode()
+    return json.dumps(
+        {key: 7 if isinstance(value, str | dict | list) else "x" for key, value in known.items()}
+    ).encode()
 
 
 # -- timed waits -------------------------------------------------------------------------------------
@@ -130,7 +135,9 @@ def break_waits(arms: Arms) -> None:
             return False
         frame = sys._getframe(2)
         at = frame.f_code.co_filename
-        return at.endswith(armed["file"]) and armed["first"] <= frame.f_lineno <= armed["last"] and arms.claim()
+        return (
+            at.endswith(armed["file"]) and armed["first"] <= frame.f_lineno <= armed["last"] and arms.claim()
+        )
 
     result, timeout, wait_for = concurrent.futures.Future.result, asyncio.timeout, asyncio.wait_for
 
@@ -363,7 +370,7 @@ def break_coordinator(arms: Arms) -> None:
         data = arms.rubbish(sound.data if whole else b"", kind="coordinator", path=path)
         return sound if data is None else _Said(data)
 
-    HTTPConnectionPool.urlopen = broken  # type: ignore[method-assign,assignment]
+    HTTPConnectionPool.urlopen = broken  # type: ignore[method-assign]
 
 
 def break_names(arms: Arms) -> None:
@@ -399,7 +406,7 @@ def break_names(arms: Arms) -> None:
         return await connect(self, *given, **named)
 
     socket.getaddrinfo = broken_look_up
-    uvloop.Loop.create_connection = broken_connect
+    uvloop.Loop.create_connection = broken_connect  # type: ignore[method-assign]
 
 
 # -- the process -------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ import asyncio
 import contextlib
 import http.client
 import json
+import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from haservice.devtools.pair import ProcessDied
-from haservice.errors import HAServiceError, ProtocolError, RemotingError
+from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import HARuntimeInfo, KVTable
 from haservice.remoting.codes import RequestCode
 from haservice.supervisor import EXIT_CODE
@@ -29,11 +30,10 @@ from tests.chaos.auto_round import AutoTraffic, as_promised
 from tests.chaos.checker import Verdict, Violation
 from tests.chaos.group_cluster import GroupCluster, entry_messages
 from tests.chaos.group_round import GroupHistory
-from tests.chaos.netns import run_in
 from tests.chaos.proc_clients import History, Traffic
 from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
-from tests.chaos.proc_round import Clients, Outcome, Play
+from tests.chaos.proc_round import Outcome, Play
 from tests.chaos.quiet_breaks import ROOT, Break
 from tests.chaos.quiet_broker import ARMED, DIRECTORY, NODE, REACHED, WAKE_S
 from tests.support.waiting import slowness
@@ -52,7 +52,7 @@ class QuietTraffic(AutoTraffic):
 
     pace_s = 0.04
 
-    def __init__(self, cluster: Cluster, history: History, rng: proc_faults.random.Random) -> None:
+    def __init__(self, cluster: Cluster, history: History, rng: random.Random) -> None:
         super().__init__(cluster, history, rng, producers=2, each=2)
 
 
@@ -120,7 +120,7 @@ class Quiet:
                 return
             self._count("breaks reached")
             await self._back(scene)
-            if one.kind == "thread" and not one.name.endswith(":"):
+            if one.kind == "thread" and not one.name.endswith(":"):  # a connection's thread ends with it
                 await self._told(one, node)
         finally:
             self._arms.disarm()
@@ -171,11 +171,7 @@ class Quiet:
         for node in self._cluster.nodes:
             for page in ("/metrics", "/readyz"):
                 with contextlib.suppress(OSError, http.client.HTTPException):
-                    await asyncio.to_thread(run_in, None, partial(self._scrape, node, page))
-
-    def _scrape(self, node: Node, page: str) -> None:
-        hub = self._cluster.hosts.hub if self._cluster.hosts is not None else None
-        run_in(hub, partial(_get, node.ip, metrics_port(self._cluster, node), page))
+                    await asyncio.to_thread(_get, node.ip, metrics_port(self._cluster, node), page)
 
     async def _restart_slave(self, scene: Scene) -> None:
         await self._close(await a_slave(scene))
@@ -204,7 +200,8 @@ class Quiet:
 
     async def _told(self, one: Break, node: Node) -> None:
         """What ended is told by its name: in what haStatus and check read, or by the process that ended for it."""
-        name, said = one.place["thread"], {}
+        name: str = one.place["thread"]
+        said: dict[str, str] = {}
 
         async def is_told() -> bool:
             await self._revive()
