@@ -23,6 +23,7 @@ from haservice.devtools.pair import ProcessDied
 from haservice.errors import ProtocolError, RemotingError
 from haservice.remoting.bodies.clients import HARuntimeInfo, KVTable
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.lineage import SwitchoverHeader
 from haservice.supervisor import EXIT_CODE
 from tests.chaos import auto_faults, group_faults, proc_faults
 from tests.chaos.auto_coordinators import AutoCluster
@@ -152,7 +153,7 @@ class Quiet:
         return {
             "questions": self._ask,
             "a restart of a slave": self._restart_slave,
-            "a switchover": proc_faults.switchover,
+            "a switchover": hand_over if isinstance(self._cluster, GroupCluster) else proc_faults.switchover,
             "a restart of the master": self._restart_master,
             "the master's death": _master_dies(self._cluster),
         }
@@ -256,6 +257,15 @@ def _get(host: str, port: int, page: str) -> None:
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=HTTP_S)) as one:
         one.request("GET", page)
         one.getresponse().read()
+
+
+async def hand_over(scene: Scene) -> None:
+    """A planned change of a group, which names its members by their ids."""
+    cluster = scene.cluster
+    master = await cluster.the_master()
+    header = SwitchoverHeader("", proc_faults.SWITCHOVER_MS)
+    await cluster.call(master.addr, RequestCode.SWITCHOVER, header, proc_faults.SWITCHOVER_MS / 1000 + 5.0)
+    await auto_faults.another(cluster, master)
 
 
 def _master_dies(cluster: Cluster) -> Fault:
