@@ -13,6 +13,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import copy
+import ctypes
 import errno
 import importlib
 import json
@@ -262,8 +263,13 @@ def break_threads(arms: Arms) -> Callable[[], None]:
             if loop is not None:
                 if arms.claim(kind="thread"):
                     loop.call_soon_threadsafe(_end_loop)
-            elif time.monotonic() - arms.since_s > WAKE_S:
+            elif time.monotonic() - arms.since_s <= WAKE_S:
+                continue
+            elif "is_set" in type(one._task).run.__code__.co_names:
                 one._task.wake()
+            elif arms.claim(kind="thread"):  # it does not ask whether it is to stop: at its next step
+                error = ctypes.py_object(ValueError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(one._thread.ident), error)
 
     return kill
 
