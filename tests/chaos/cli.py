@@ -72,7 +72,7 @@ LAYERS = {
     ),
     "quiet": Layer(
         "tests.chaos.quiet",
-        300,
+        450,
         "A wait, an effect, a thread or an answer breaks quietly in real brokers; a round is one of them.",
     ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),

@@ -27,6 +27,7 @@ from tests.chaos.proc_cluster import Cluster, Shape
 from tests.chaos.processes import FaultTeller, play_seeds
 from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, Break, all_breaks
 from tests.chaos.quiet_round import Arms, Quiet, play_of
+from tests.chaos.quiet_still import quota_missing
 from tests.chaos.report import Report
 
 LAYER = "quiet"
@@ -49,7 +50,13 @@ class Round(NamedTuple):
 
 def all_rounds(only: Sequence[str] = ()) -> list[Round]:
     """Those whose name has one of these texts, or all."""
-    rounds = [Round(kind, one) for kind in KINDS for one in all_breaks() if kind in one.kinds]
+    crawls = not quota_missing()
+    rounds = [
+        Round(kind, one)
+        for kind in KINDS
+        for one in all_breaks()
+        if kind in one.kinds and (crawls or one.kind != "crawl")
+    ]
     return [one for one in rounds if not only or any(text in str(one) for text in only)]
 
 
@@ -61,6 +68,8 @@ def sample(seed: int, kind: str, count: int, of: Callable[[Break], bool] = lambd
 
 def run(rounds: int, seed: int, report: Report, only: Sequence[str] = ()) -> None:
     """The rounds `seed` … `seed + rounds - 1` of all, which begin with 1; says why not where something is missing."""
+    if why := quota_missing():
+        report.figure(LAYER, "rounds with a CPU quota", f"left out: {why}")
     play_all(all_rounds(only)[seed - 1 : seed - 1 + rounds], report)
 
 

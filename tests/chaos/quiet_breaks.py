@@ -7,6 +7,8 @@
     answer         a peer or a nameserver, by request: it answers rubbish
     coordinator    etcd, by path: the same
     names          the resolver of host names: it raises all that it can
+    still          a broker stands still at an effect of the machine of roles, or its peer does; in a group amid a change
+    crawl          brokers have next to no CPU for a while
 
 What a process has that is no broker (clients, tools, the console, the nameserver) is not looked at here.
 """
@@ -22,12 +24,15 @@ from typing import Any, NamedTuple
 
 from haservice.dledger.codes import DLedgerRequestCode
 from haservice.remoting.codes import RequestCode
+from tests.chaos.quiet_still import SECONDS
 from tests.test_house import thread_names
 
 ROOT = Path(__file__).parents[2]
 # Rooms that no broker has.
 ELSEWHERE = ("admin", "client", "console", "devtools", "nameserver", "pipeline", "terminal")
 CLASSIC, COORDINATED, GROUP = KINDS = ("classic", "coordinated", "group")
+# What goes on in a group while one of it stands still; names of stimuli.
+AMID = ("a restart of a slave", "a switchover", "a restart of the master", "the master's death")
 # What only some kinds of clusters have, by where it is.
 _ONLY = {
     "haservice/dledger/": (GROUP,),
@@ -82,6 +87,8 @@ def all_breaks() -> tuple[Break, ...]:
     found += [
         Break(f"names {who}", {"kind": "names", "who": who}) for who in ("getaddrinfo", "create_connection")
     ]
+    found += _stills()
+    found += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
     return tuple(found)
 
 
@@ -173,6 +180,21 @@ def _raises(path: Path) -> Iterator[Break]:
     for name in dict.fromkeys(name for name, _, _ in _in_functions(path, is_one)):
         place = {"kind": "raise", "module": module, "qualname": name}
         yield Break(f"raise {_short(file)} {name}", place, _kinds(file))
+
+
+# -- standing still ----------------------------------------------------------------------------------
+
+
+def _stills() -> Iterator[Break]:
+    for seconds in SECONDS:
+        for effect in _effects():
+            for who in ("this one", "the other"):
+                place = {**effect.place, "kind": "still", "seconds": seconds, "who": who}
+                yield Break(f"still {seconds} s at {effect.place['action']}, {who}", place, effect.kinds)
+        for amid in AMID:
+            for who in ("master", "slave"):
+                place = {"kind": "still", "seconds": seconds, "who": who, "amid": amid}
+                yield Break(f"still {seconds} s amid {amid}, {who}", place, (GROUP,))
 
 
 # -- effects, threads --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     DIR/armed            the harness writes here which place is to break: a break of quiet_breaks.py, as JSON
     DIR/reached-NODE     the process that came to the place first has renamed it so, and was broken there
+    DIR/go-on            it waits for this at a place where it is to be stopped by a signal
 
 The product is patched from outside, and goes on as it is wherever nothing is armed.  DIR and NODE are in the
 environment.  Every process of a cluster looks at the same DIR, so one break is one fault of one broker.
@@ -27,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY, NODE = "HASERVICE_QUIET_DIRECTORY", "HASERVICE_QUIET_NODE"
-ARMED, REACHED = "armed", "reached-"
+ARMED, REACHED, GO_ON = "armed", "reached-", "go-on"
 LOOK_S = 0.05
 # A thread that has not looked at its stop by then is woken.
 WAKE_S = 3.0
+WAIT_S = 60.0
 WORDS = "broken by the harness"
 
 # What an outside source may answer.  The two last ones are made of what it did answer.
@@ -74,6 +76,12 @@ class Arms:
             except FileNotFoundError:
                 return False
         return True
+
+    def stand(self) -> None:
+        """Until the harness lets it go on."""
+        until_s, go_on = time.monotonic() + WAIT_S, self._armed.with_name(GO_ON)
+        while not go_on.exists() and time.monotonic() < until_s:
+            time.sleep(0.005)
 
     def rubbish(self, sound: bytes, **source: object) -> bytes | None:
         """What this source answers instead: one after the other of all there is; None: the truth."""
@@ -198,6 +206,8 @@ def break_effects(arms: Arms) -> None:
         def perform(*given: Any) -> Any:
             if arms.claim(kind="effect", action=kind.__name__):
                 raise TimeoutError  # what it answers then, is the affair of RoleHands.perform
+            if arms.claim(kind="still", action=kind.__name__):
+                arms.stand()
             return sound(*given)
 
         return perform

@@ -36,13 +36,15 @@ from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
 from tests.chaos.proc_round import Outcome, Play
 from tests.chaos.quiet_breaks import ROOT, Break
-from tests.chaos.quiet_broker import ARMED, DIRECTORY, NODE, REACHED, WAKE_S
+from tests.chaos.quiet_broker import ARMED, DIRECTORY, GO_ON, NODE, REACHED, WAKE_S
+from tests.chaos.quiet_still import QUOTA_S, crawling, standing_still
 from tests.support.waiting import slowness
 
 BACK_S = 30.0
 TOLD_S = 15.0
 LOOK_S = 0.05
 STIRRED_S = 1.5
+AMID_S = 1.0
 HTTP_S = 5.0
 STARTS_MAX = 4
 _MODULE = "tests.chaos.quiet_broker"
@@ -55,6 +57,10 @@ class QuietTraffic(AutoTraffic):
 
     def __init__(self, cluster: Cluster, history: History, rng: random.Random) -> None:
         super().__init__(cluster, history, rng, producers=2, each=2)
+
+
+class NotClean(NotSoInTime):
+    """A broker did not end as it should."""
 
 
 class Arms:
@@ -76,8 +82,12 @@ class Arms:
         written.write_text(json.dumps({"name": one.name, **one.place}))
         written.rename(self._directory / ARMED)
 
+    def go_on(self) -> None:
+        (self._directory / GO_ON).touch()
+
     def disarm(self) -> None:
-        (self._directory / ARMED).unlink(missing_ok=True)
+        for name in (ARMED, GO_ON):
+            (self._directory / name).unlink(missing_ok=True)
         for path in self._directory.glob(f"{REACHED}*"):
             path.unlink()
 
@@ -112,12 +122,12 @@ class Quiet:
     async def _play(self, one: Break, scene: Scene) -> None:
         self._last_words.clear()
         span = Span(scene, one.name)
-        self._arms.arm(one)
         try:
-            node = await self._stir(one, scene)
+            node = await self._break(one, scene)
             if node is None:
                 self._count("breaks not reached")
                 self.missed.append(one.name)
+                span.healed()
                 return
             self._count("breaks reached")
             await self._back(scene)
@@ -129,6 +139,56 @@ class Quiet:
         await self._revive()
         span.healed()
 
+    async def _break(self, one: Break, scene: Scene) -> Node | None:
+        """Who was broken; None if nobody came to the place."""
+        if one.kind == "crawl":
+            return await self._crawl(one.place["who"])
+        if "amid" in one.place:
+            return await self._stop_amid(one, scene)
+        self._arms.arm(one)
+        stopping = asyncio.create_task(self._stop_there(one)) if one.kind == "still" else None
+        node = None
+        try:
+            node = await self._stir(one, scene)
+        finally:
+            if stopping is not None:
+                if node is None:
+                    stopping.cancel()
+                await asyncio.wait({stopping})
+        return node
+
+    async def _crawl(self, who: str) -> Node:
+        nodes = await self._nodes(who)
+        with crawling(nodes):
+            await asyncio.sleep(QUOTA_S)
+        return nodes[0]
+
+    async def _stop_amid(self, one: Break, scene: Scene) -> Node:
+        """At any moment of a change."""
+        (node,) = await self._nodes(one.place["who"])
+        change = asyncio.create_task(self._try(one.place["amid"], scene))
+        await asyncio.sleep(scene.rng.uniform(0.0, AMID_S))
+        async with standing_still(node):
+            await asyncio.sleep(one.place["seconds"])
+        await change
+        return node
+
+    async def _stop_there(self, one: Break) -> None:
+        """The broker that comes to the place, or its peer, stands still before it goes on from there."""
+        while (here := self._arms.reached()) is None:
+            await asyncio.sleep(LOOK_S / 10)
+        others = [node for node in self._cluster.nodes if node is not here]
+        async with standing_still(here if one.place["who"] == "this one" else others[0]):
+            self._arms.go_on()
+            await asyncio.sleep(one.place["seconds"])
+
+    async def _nodes(self, who: str) -> list[Node]:
+        master = await self._cluster.the_master()
+        if who == "all":
+            return self._cluster.nodes
+        others = [node for node in self._cluster.nodes if node is not master]
+        return [master] if who == "master" else others[:1]
+
     # -- what makes a broker come to a place ---------------------------------------------------------
 
     async def _stir(self, one: Break, scene: Scene) -> Node | None:
@@ -136,8 +196,9 @@ class Quiet:
         for name, stimulus in self._stimuli().items():
             try:
                 await stimulus(scene)
-            except ProcessDied as error:
-                raise NotSoInTime(f"closing is not clean: {error}") from None
+            except NotClean:
+                if one.kind != "still":
+                    raise
             except (NotSoInTime, RemotingError, ProtocolError) as error:
                 self._count(f"times without success: {name}")
                 if self._arms.reached() is None:
@@ -157,6 +218,13 @@ class Quiet:
             "a restart of the master": self._restart_master,
             "the master's death": _master_dies(self._cluster),
         }
+
+    async def _try(self, name: str, scene: Scene) -> None:
+        """Who stands still may not answer, or not end in time."""
+        try:
+            await self._stimuli()[name](scene)
+        except (NotSoInTime, RemotingError, ProtocolError):
+            self._count(f"times without success: {name}")
 
     async def _reached(self, seconds: float) -> Node | None:
         until_s = time.monotonic() + seconds
@@ -224,9 +292,9 @@ class Quiet:
         try:
             code = await asyncio.to_thread(node.process.stop)
         except ProcessDied as error:
-            raise NotSoInTime(f"closing is not clean: {error}") from None
+            raise NotClean(f"closing is not clean: {error}") from None
         if code not in (0, EXIT_CODE):
-            raise NotSoInTime(f"closing is not clean: {node.name} ended with {code}\n{node.tail()}")
+            raise NotClean(f"closing is not clean: {node.name} ended with {code}\n{node.tail()}")
 
     async def _revive(self) -> None:
         """Starts every broker that has ended, again and again if that is refused.  Raises NotSoInTime."""

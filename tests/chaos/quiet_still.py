@@ -1,7 +1,7 @@
 """Processes that stand still or crawl: SIGSTOP for a while, and a CPU quota.
 
-    still     a broker is stopped at an effect of the machine of roles, or its peer is; in a group, amid a change
-    crawl     brokers get QUOTA of one core for QUOTA_S seconds, by a control group of their own
+still     a broker is stopped at an effect of the machine of roles, or its peer is; in a group, amid a change
+crawl     brokers get QUOTA of one core for QUOTA_S seconds, by a control group of their own
 """
 
 from __future__ import annotations

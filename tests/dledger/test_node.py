@@ -158,7 +158,9 @@ def test_a_loop_that_ends_by_itself_is_told(group: Group) -> None:
 
     leader._server.loop.call_soon_threadsafe(fails)
     wait_until(lambda: group.failures, "its end is told")
-    assert [(thread, str(error)) for thread, error in group.failures] == [("dledger-loop", "a mistake of ours")]
+    assert [(thread, str(error)) for thread, error in group.failures] == [
+        ("dledger-loop", "a mistake of ours")
+    ]
 
 
 def test_another_member_leads_when_the_leader_ends_and_the_old_one_gets_what_it_missed(group: Group) -> None:
