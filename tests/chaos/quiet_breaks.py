@@ -7,7 +7,7 @@
     answer         a peer or a nameserver, by request: it answers rubbish
     coordinator    etcd, by path: the same
     names          the resolver of host names: it raises all that it can
-    still          a broker stands still at an effect of the machine of roles, or its peer does; in a group amid a change
+    still          a broker stands still at an effect of the machine of roles, or its peer; in a group amid a change
     crawl          brokers have next to no CPU for a while
 
 What a process has that is no broker (clients, tools, the console, the nameserver) is not looked at here.
