@@ -39,6 +39,10 @@ WORDS = "broken by the harness"
 RUBBISH = (b"", b"{}", b"[]", b"null", b"7", b"\xff\xfe\x00", b'{"0":', b"<html>502</html>")
 
 
+class Broken(Exception):
+    """A mistake that nobody expects."""
+
+
 class Arms:
     """What is armed, and whether this process comes to it first.  Any thread may call it."""
 
@@ -237,7 +241,7 @@ def break_threads(arms: Arms) -> Callable[[], None]:
             if sys._getframe(2).f_code.co_filename == service.__file__:  # between two lives
                 return
             if threading.current_thread().name == self._thread_name and arms.claim(kind="thread"):
-                raise ValueError(WORDS)
+                raise Broken(WORDS)
 
         def is_set(self) -> bool:
             self._die()
@@ -278,7 +282,7 @@ def break_threads(arms: Arms) -> Callable[[], None]:
             elif "is_set" in type(one._task).run.__code__.co_names:
                 one._task.wake()
             elif arms.claim(kind="thread"):  # it does not ask whether it is to stop: at its next step
-                error = ctypes.py_object(ValueError)
+                error = ctypes.py_object(Broken)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(one._thread.ident), error)
 
     return kill
@@ -304,7 +308,7 @@ def _break_tasks(arms: Arms) -> None:
             try:
                 while not (await asyncio.wait({inner}, timeout=LOOK_S))[0]:
                     if arms.claim(kind="thread", thread=name):
-                        raise ValueError(WORDS)
+                        raise Broken(WORDS)
                 inner.result()
             finally:
                 inner.cancel()
