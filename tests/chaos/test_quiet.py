@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from haservice.devtools.pair import Process
 from tests.chaos import quiet
 from tests.chaos.cli import LAYERS
+from tests.chaos.proc_cluster import Node
 from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, all_breaks, is_timed_wait
 from tests.chaos.quiet_broker import ARMED, REACHED, RUBBISH, Arms, wrong_types
+from tests.chaos.quiet_still import crawling, quota_missing
 from tests.chaos.report import Report
 
 SEED = 1
@@ -78,6 +84,19 @@ def test_every_place_is_found_once_and_has_a_kind_of_cluster() -> None:
 )
 def test_what_counts_as_a_timed_wait(text: str, is_one: bool) -> None:
     assert is_timed_wait(ast.parse(text, mode="eval").body) == is_one
+
+
+def test_who_crawls_has_a_quota_of_its_own_for_so_long() -> None:
+    if why := quota_missing():
+        pytest.skip(why)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        node = Node(Path(), 0, "127.0.0.1", 1, "", None)
+        node.process = cast(Process, process)
+        mine = Path(f"/proc/{process.pid}/cgroup")
+        with crawling([node]):
+            assert f"chaos-{os.getpid()}-n0" in mine.read_text()
+        assert "chaos-" not in mine.read_text()
+        process.kill()
 
 
 def test_one_broker_breaks_once(tmp_path: Path) -> None:
