@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from haservice.errors import HAServiceError
+from haservice.service import OnFailure
 
 # The version of a key that is not there.
 ABSENT = 0
@@ -116,9 +117,12 @@ class Coordinator(Protocol):
     def commit(self, transaction: Transaction, /) -> bool:
         """Whether it happened.  Raises SessionEnded if a key was to be bound and the session is over."""
 
-    def watch(self, keys: Collection[str], on_change: Callable[[], None], /) -> None:
+    def watch(
+        self, keys: Collection[str], on_change: Callable[[], None], on_failure: OnFailure | None = None, /
+    ) -> None:
         """Calls `on_change`, in a thread of the library's, soon after one of these has changed; perhaps without
-        cause, and not at all if the way there is cut meanwhile.
+        cause, and not at all if the way there is cut meanwhile.  `on_failure` decides as that of a Service if the
+        thread is ours, and ends.
         """
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ from haservice.coordination.etcd_answers import (
 )
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
-from haservice.service import Service
+from haservice.service import OnFailure, Service
 from haservice.typed_json import decode_lax as decode
 
 logger = logging.getLogger(__name__)
@@ -343,11 +343,13 @@ class EtcdCoordinator:
 
     # -- the watch ----------------------------------------------------------------------------------
 
-    def watch(self, keys: Collection[str], on_change: Callable[[], None]) -> None:
+    def watch(
+        self, keys: Collection[str], on_change: Callable[[], None], on_failure: OnFailure | None = None
+    ) -> None:
         assert self._watch is None, "one watch is enough"
         wanted = frozenset(f"{self._root}{key}" for key in keys)
         task = _Watch(self._servers, self._key(""), self._end_of(""), wanted, on_change)
-        self._watch = Service("coordinator-watch", task)
+        self._watch = Service("coordinator-watch", task, on_failure)
         self._watch.start()
 
 

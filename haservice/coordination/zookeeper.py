@@ -51,6 +51,7 @@ from haservice.coordination.coordinator import (
     Versioned,
 )
 from haservice.deadline import Deadline
+from haservice.service import OnFailure
 
 logger = logging.getLogger(__name__)
 # A command has no log: what kazoo says of a server that does not answer is in the error that follows.
@@ -361,7 +362,9 @@ class ZooKeeperCoordinator:
 
     # -- the watch ----------------------------------------------------------------------------------
 
-    def watch(self, keys: Collection[str], on_change: Callable[[], None]) -> None:
+    def watch(
+        self, keys: Collection[str], on_change: Callable[[], None], on_failure: OnFailure | None = None
+    ) -> None:
         self._watched = (frozenset(keys), on_change)
         self._watch_anew()
 

@@ -24,7 +24,7 @@ from haservice.deadline import Deadline
 from haservice.errors import RequestError
 from haservice.remoting.headers.lineage import SwitchoverHeader
 from haservice.replication.lineage.epochs import Mark
-from haservice.service import Service
+from haservice.service import OnFailure, Service
 from haservice.supervisor import Supervisor
 from tests.support.memory_coordinator import MemoryCoordinator, MemoryServer
 from tests.support.waiting import wait_until
@@ -94,7 +94,7 @@ class Process:
             Settings(ttl_s=5.0, loop_s=loop_s),
             "memory://",
             "/c/n",
-            self.supervisor.again,
+            self.supervisor,
         )
         self.service = Service("lease-keeper", self.keeper, on_failure=self.keeper.failed)
 
@@ -166,6 +166,20 @@ def test_a_thread_that_has_failed_is_told_to_each_node_that_follows(
     assert "a mistake of ours" in second.health.failures["lease-keeper"]
     with pytest.raises(RequestError, match="thread lease-keeper has failed"):
         process.keeper.switch_over(SwitchoverHeader())
+
+
+def test_a_watch_that_has_ended_is_told_and_runs_again(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[OnFailure] = []
+    monkeypatch.setattr(process.coordinator, "watch", lambda _, __, on_failure: asked.append(on_failure))
+    process.service.start()
+    process.keeper.attach(broker(supervisor=process.supervisor))
+    wait_until(lambda: asked, "a watch is set")
+    for _ in range(9):  # the process goes on without it
+        assert asked[0]("coordinator-watch", KeyError("a mistake of ours")) is not None
+    assert "a mistake of ours" in process.supervisor.failures["coordinator-watch"]
+    assert process.supervisor.fatal is None
 
 
 def test_a_thread_that_runs_again_opens_sessions_of_other_names_and_gives_no_ok_before(

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from haservice.admin.daemons import Patience
 from haservice.bounds import OFFSET_MAX
 from haservice.broker.node import BrokerNode
-from haservice.broker.roles import startup
+from haservice.broker.roles import hands, startup
+from haservice.broker.roles.actions import Flush
 from haservice.broker.roles.executor import RoleExecutor
 from haservice.broker.roles.peers import PATIENCE_S, Heard, Peers
 from haservice.broker.roles.startup import SECOND_LOOK_SECONDS
@@ -97,6 +99,20 @@ def test_a_master_whose_role_cannot_be_written_takes_nothing_and_tries_again(
     command = LineageFile(node.config.log.root).state.command
     assert command is not None
     assert command.role == "SLAVE"
+
+
+def test_a_master_that_could_not_flush_as_it_began_may_try_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_time(*_: object) -> None:
+        raise TimeoutError
+
+    with monkeypatch.context() as broken:
+        broken.setitem(hands._PERFORM, Flush, no_time)
+        with pytest.raises(OSError, match="a master cannot begin here: TimeoutError") as raised:
+            start()
+    assert Patience().seconds(raised.value) is not None
+    start()
 
 
 def test_a_master_by_a_command_that_is_over_starts_as_a_slave(start: Start, client: BlockingClient) -> None:

@@ -70,6 +70,11 @@ LAYERS = {
         1,
         "An operator does what check advises after troubles of brokers and their stores.",
     ),
+    "quiet": Layer(
+        "tests.chaos.quiet",
+        450,
+        "A wait, an effect, a thread or an answer breaks quietly in real brokers; a round is one of them.",
+    ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
     "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
     "fuzz": Layer(
@@ -250,7 +255,7 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    if _name not in ("advice", "auto", "groups", "processes"):
+    if _name not in ("advice", "auto", "groups", "processes", "quiet"):
         main.add_command(_command(_name))
 
 
@@ -312,6 +317,25 @@ def advice(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
     from tests.chaos.advice_faults import TROUBLES
 
     _run_faults(context, "advice", list(TROUBLES), faults, only)
+
+
+@main.command("quiet", help=LAYERS["quiet"].help + " (all of them, or --rounds so many)")
+@click.option("--faults", is_flag=True, help="Say what rounds there are.")
+@click.option(
+    "--only", multiple=True, metavar="TEXT", help="Rounds whose name has this; more than once for several."
+)
+@click.pass_context
+def quiet(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
+    from tests.chaos.quiet import all_rounds
+
+    known = [str(one) for one in all_rounds(only)]
+    if not known:
+        raise click.UsageError(f"no round has {' or '.join(only)} in its name; --faults says what there are")
+    if faults:
+        click.echo("\n".join(known))
+        return
+    context.obj = context.obj._replace(options={"only": only})
+    _run(context, ["quiet"])
 
 
 def _run_faults(

@@ -72,6 +72,8 @@ class History:
         self.last_ok_s = -1.0
         self.pulls: set[asyncio.Future[None]] = set()
         """Those on their way."""
+        self.refusals: set[str] = set()
+        """What brokers said of sends that they refused."""
         self.unflushed: dict[str, int] = {}
         """By broker: from which offset of its log on no flush succeeds."""
         self._cluster = cluster
@@ -202,6 +204,7 @@ class Traffic:
 
     send_s = SEND_S
     """What one send may take, with all its tries."""
+    pace_s = PACE_S
 
     def __init__(
         self, cluster: Cluster, history: History, rng: random.Random, *, producers: int = 4, each: int = 6
@@ -271,7 +274,7 @@ class Traffic:
             key = f"{self._prefix}-{number}"
             body = key.encode() + b" " + b"x" * self._rng.randint(*BODY_BYTES)
             await self._send(client, name, route, key, number % QUEUES, body)
-            await asyncio.sleep(PACE_S)
+            await asyncio.sleep(self.pace_s)
 
     async def _send(
         self, client: RemotingClient, name: str, route: Route, key: str, queue: int, body: bytes
@@ -307,6 +310,7 @@ class Traffic:
         status = STATUS_BY_CODE.get(answer.code)
         if status is None:
             history.add(Answered(history.now_s, send, REFUSED, name))
+            history.refusals.add(answer.remark or "")
             return answer.code not in _RETRIED
         stored = SendMessageResponseHeader.decode(answer.ext)
         offset = parse_message_id(stored.msg_id)[2]

@@ -124,6 +124,9 @@ class Node:
         self.frozen = False
         self.extra: dict[str, str] = {}
         self.shim: LibcShim | None = None
+        self.module: str | None = None
+        """Has the command that it runs, if that is another one than the product's own."""
+        self.env: dict[str, str] = {}
         self.log_directory = "commitlog"
         """Below its root."""
         self._namesrv = namesrv
@@ -164,9 +167,10 @@ class Node:
         path = self._directory / f"{self.name}.properties"
         path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
         log = self._directory / f"{self.name}.log"
-        env = None if self.shim is None else self.shim.env
+        env = {**self.env, **({} if self.shim is None else self.shim.env)}
+        words = ["-c", str(path)]
         self.process = run_in(
-            self.ns, lambda: Process(self.name, "mqbroker", ["-c", str(path)], log, "The broker[", env)
+            self.ns, lambda: Process(self.name, "mqbroker", words, log, "The broker[", env, self.module)
         )
         self.frozen = False
 

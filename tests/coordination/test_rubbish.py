@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionLoss, NoNodeError
 
+from haservice.coordination import etcd
 from haservice.coordination.addresses import Keys, place_of
 from haservice.coordination.cluster import Settings
 from haservice.coordination.coordinator import ABSENT, CoordinatorError, SessionEnded, Transaction
@@ -93,6 +94,30 @@ def test_rubbish_from_etcd_is_an_error_of_the_coordinator(answer: bytes) -> None
             assert not isinstance(raised.value, SessionEnded)
         one.upkeep(cleans=True) if HEADER in answer else None
         one.close()
+
+
+def test_a_watch_that_ends_by_a_mistake_of_ours_is_told_and_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard, ends = threading.Event(), list[str]()
+
+    def changed(line: bytes) -> list[str]:
+        if not ends:
+            raise KeyError("a mistake of ours")
+        heard.set()
+        return []
+
+    def on_failure(name: str, error: BaseException) -> float:
+        ends.append(f"{name}: {error!r}")
+        return 0.0
+
+    monkeypatch.setattr(etcd, "changed", changed)
+    with answering(b"{}") as port:
+        one = EtcdCoordinator(place_of(f"etcd://127.0.0.1:{port}"), "/haservice/c/n", Keys())
+        one.watch(("epoch",), lambda: None, on_failure)
+        assert heard.wait(40)
+        one.close()
+    assert ends == ["coordinator-watch: KeyError('a mistake of ours')"]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,20 @@ def test_an_append_is_answered_when_it_is_flushed_and_no_timer_helps(
         assert (placed.code, placed.last_index, placed.positions) == (OK, index, (53 * index,))
 
 
+def test_a_loop_that_ends_by_itself_is_told(group: Group) -> None:
+    group.boot("n0", "n1", "n2")
+    leader = group.leader()
+
+    def fails() -> None:
+        raise SystemExit("a mistake of ours")
+
+    leader._server.loop.call_soon_threadsafe(fails)
+    wait_until(lambda: group.failures, "its end is told")
+    assert [(thread, str(error)) for thread, error in group.failures] == [
+        ("dledger-loop", "a mistake of ours")
+    ]
+
+
 def test_another_member_leads_when_the_leader_ends_and_the_old_one_gets_what_it_missed(group: Group) -> None:
     group.boot("n0", "n1", "n2")
     leader = group.leader()

@@ -19,6 +19,7 @@ from haservice.coordination.coordinator import (
     Transaction,
     Versioned,
 )
+from haservice.service import OnFailure
 
 
 @dataclass(slots=True)
@@ -164,7 +165,9 @@ class MemoryCoordinator:
         self._reach()
         return self._server.commit(transaction, self._session)
 
-    def watch(self, keys: Collection[str], on_change: Callable[[], None]) -> None:
+    def watch(
+        self, keys: Collection[str], on_change: Callable[[], None], on_failure: OnFailure | None = None
+    ) -> None:
         self._server.watch(keys, lambda: None if self._closed else on_change())
 
     def close(self) -> None:

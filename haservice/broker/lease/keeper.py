@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
 from commitlog.log.log import wall_clock_ms
@@ -49,7 +48,7 @@ from haservice.coordination.successor import why_no_successor
 from haservice.deadline import Deadline
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.headers.lineage import SwitchoverBody, SwitchoverHeader
-from haservice.service import OnFailure, Service
+from haservice.service import Service
 from haservice.supervisor import Supervisor
 from haservice.typed_json import encode
 
@@ -87,7 +86,7 @@ class LeaseKeeper:
         defaults: Settings,
         where: str,
         keys: str = "",
-        on_failure: OnFailure = lambda _, __: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.gate = Gate()
         self.where = where
@@ -96,7 +95,7 @@ class LeaseKeeper:
         """Below what our keys lie there."""
         self._coordinator = coordinator
         self._defaults = defaults
-        self._on_failure = on_failure
+        self._supervisor = supervisor or Supervisor()
         self._life = uuid.uuid4().hex[:12]
         self._acting = threading.Lock()  # held while an action is carried out on the office, so that it stays
         self._lock = threading.Lock()  # guards _office; taken after _acting, for a moment
@@ -124,7 +123,7 @@ class LeaseKeeper:
         why = f"thread {name} has failed: {error!r}"
         self.gate.block(why)
         self._wanted.give_up(why)
-        return self._on_failure(name, error)
+        return self._supervisor.again(name, error)
 
     # -- the broker ---------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class LeaseKeeper:
                 raise refused(
                     "the coordinator has another request already, or was changed just now: try again"
                 )
-        except FutureTimeout:
+        except TimeoutError:
             if asked.cancel():
                 raise refused(
                     f"the coordinator was not asked within {header.timeout_millis} ms: nothing was asked for"
@@ -326,7 +325,7 @@ class LeaseKeeper:
         self._failure = None
         try:
             with outside("a watch is set"):
-                self._coordinator.watch(WATCHED, self._woken.set)
+                self._coordinator.watch(WATCHED, self._woken.set, self._supervisor.always)
             self._go_round(rounds, stop)
             if self._leaves.is_set():
                 self.gate.block("this broker is shutting down")
@@ -473,7 +472,7 @@ class LeaseKeeper:
             logger.warning(text, *values)
 
 
-def keeper_of(config: NodeConfig, on_failure: OnFailure) -> LeaseKeeper | None:
+def keeper_of(config: NodeConfig, supervisor: Supervisor) -> LeaseKeeper | None:
     """None without haCoordinator.  The coordinator is not asked anything yet.  Raises CoordinatorMissing."""
     said, broker = config.coordinator, config.broker
     if said.address is None or not said.is_set:
@@ -482,13 +481,13 @@ def keeper_of(config: NodeConfig, on_failure: OnFailure) -> LeaseKeeper | None:
     place = place_of(said.address)
     coordinator = coordinator_at(place, broker.cluster_name, broker.broker_name, keys)
     root = root_of(place, broker.cluster_name, broker.broker_name)
-    return LeaseKeeper(coordinator, settings_of(said), said.address, root, on_failure)
+    return LeaseKeeper(coordinator, settings_of(said), said.address, root, supervisor)
 
 
 @contextlib.contextmanager
 def lease_of(node_config: NodeConfig, supervisor: Supervisor) -> Iterator[LeaseKeeper | None]:
     """The process's part in failover by a coordinator; it outlives the nodes, which have one role each."""
-    keeper = keeper_of(node_config, supervisor.again)
+    keeper = keeper_of(node_config, supervisor)
     if keeper is None:
         yield None
         return

@@ -9,6 +9,7 @@ rules.py and the machine (machine.py) decide whatever follows from facts alone.
 
 from __future__ import annotations
 
+import errno
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -177,7 +178,8 @@ class RoleStartup:
         else:
             self._open_master(store, lineage, peers, heard)
             if self.state.broken:
-                raise OSError(self.state.broken)
+                # It may pass: a broker that turns waits for that, where a process that begins says so and ends.
+                raise OSError(errno.EAGAIN, self.state.broken)
             if self.state.turning:
                 return self.state.turning
         return OpenedRole(config, self.role, store, lineage, peers, self.state)

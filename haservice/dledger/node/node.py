@@ -130,7 +130,7 @@ class DLedgerNode:
             on_damage=on_damage,
             on_mended=on_mended,
         )
-        self._server = RemotingServer((), thread_name="dledger-loop")
+        self._server = RemotingServer((), thread_name="dledger-loop", on_failure=on_failure)
         self._flush_service = Service("dledger-flush", self._flusher, on_failure)
         self._started = False
 
