@@ -95,9 +95,8 @@ class Leadership:
         if state.now_s > self._lease_until_s:
             self._elector.step_down()
         elif not state.may_lead:
-            why = "its disk is full, or has failed"
-            if state.log.is_writable:
-                why = f"damaged before they were committed: entries {sorted(state.damaged)[-10:]}"
+            damaged = f"damaged before they were committed: entries {sorted(state.damaged)[-10:]}"
+            why = state.log.unwritable or damaged
             state.actions.append(TellOperator(f"steps down: {why}"))
             self._elector.step_down()
 

@@ -112,7 +112,7 @@ class TermState:
     @property
     def may_lead(self) -> bool:
         """Whether this member could append, and push what it has."""
-        return self.log.is_writable and all(index <= self.committed_index for index in self.damaged)
+        return not self.log.unwritable and all(index <= self.committed_index for index in self.damaged)
 
     def base(self, to: str | None = None) -> dict[str, Any]:
         """The base fields of a message of ours."""

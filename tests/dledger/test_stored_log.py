@@ -110,10 +110,10 @@ def test_a_full_disk_is_told_and_is_tried_again_later(tmp_path: Path) -> None:
         files.fail(operation, errno.ENOSPC)
     with pytest.raises(EntryLogFull):
         log.append_as_leader(0, bodies(9))
-    assert not log.is_writable
+    assert log.unwritable
     assert log.end_index == 0
     now_s += FULL_FOR_S
-    assert log.is_writable
+    assert not log.unwritable
     files.heal()
     log.append_as_leader(0, bodies(9))
     assert log.end_index == 9
@@ -129,7 +129,7 @@ def test_after_an_error_of_the_disk_nothing_is_written_any_more(tmp_path: Path) 
         log.append_as_leader(0, bodies(1))
     assert failed.value.code is DLedgerResponseCode.DISK_ERROR
     files.heal()
-    assert not log.is_writable
+    assert log.unwritable
     with pytest.raises(EntryLogError):
         log.append_as_leader(0, bodies(1))
     with pytest.raises(EntryLogError):

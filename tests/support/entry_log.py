@@ -94,8 +94,8 @@ class MemoryLog:
         return self.now.end_pos
 
     @property
-    def is_writable(self) -> bool:
-        return not (self.is_full or self.has_failed or self.is_held)
+    def unwritable(self) -> str:
+        return "its disk is full, or has failed" if self.is_full or self.has_failed or self.is_held else ""
 
     def term_at(self, index: int) -> int:
         entry = self.now.get(index)

@@ -87,8 +87,8 @@ class EntryLog(Protocol):
         ...
 
     @property
-    def is_writable(self) -> bool:
-        """Whether an append would be tried: the disk is not full, and has not failed."""
+    def unwritable(self) -> str:
+        """Why no append would be tried: the disk is full, or has failed, or the member is told not to lead; ""."""
         ...
 
     def term_at(self, index: int) -> int:

@@ -81,8 +81,9 @@ class StoredLog:
         return self._store.end
 
     @property
-    def is_writable(self) -> bool:
-        return self.held is None and self._store.writable is None and self._now() >= self._full_until_s
+    def unwritable(self) -> str:
+        is_full = self._now() < self._full_until_s
+        return self.held or self._store.writable or ("its disk is full" if is_full else "")
 
     def term_at(self, index: int) -> int:
         store = self._store
