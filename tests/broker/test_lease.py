@@ -46,7 +46,7 @@ class Alone:
 
     def __init__(self, root: Path, server: MemoryServer) -> None:
         self.coordinator = MemoryCoordinator(server)
-        self.keeper = LeaseKeeper(self.coordinator, Settings(ttl_s=5.0, loop_s=0.2), "memory://")
+        self.keeper = LeaseKeeper(self.coordinator, Settings(ttl_s=40.0, loop_s=0.2), "memory://")
         self.service = Service("lease-keeper", self.keeper, on_failure=self.keeper.failed)
         config = replace(node_config(root), coordinator=CoordinatorConfig(address="etcd://127.0.0.1:1"))
         self.node = BrokerNode(config, lease=self.keeper)

@@ -601,7 +601,7 @@ def test_a_slave_finds_its_master_by_name_server_and_copies_everything(
     client.call(addr_of(master), RemotingCommand.request(RequestCode.UPDATE_CONSUMER_OFFSET, offset.encode()))
     slave.slave_sync.wake()
     wait_until(lambda: slave.offsets.query("g", "New", 1) == 1, "offsets copied")
-    assert slave.topics.data_version == master.topics.data_version
+    wait_until(lambda: slave.topics.data_version == master.topics.data_version, "topics copied")
     assert slave.topics.get("New") == master.topics.get("New")
     wait_until(lambda: slave.store.queues.get("New", 1) is not None, "dispatched on the slave")
     info = ha_status(client, addr_of(master))
