@@ -94,6 +94,13 @@ class Supervisor:
         self.on_end(name, said)
         return pause_s
 
+    def begins(self) -> None:
+        """A node's threads are about to be started: those that wait in their pauses are none of its."""
+        with self._lock:
+            for ended in self._ended.values():
+                if math.isfinite(ended.until_s):
+                    ended.until_s = 0.0
+
     # -- what is so ---------------------------------------------------------------------------------
 
     @property

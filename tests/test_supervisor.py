@@ -168,3 +168,12 @@ def test_a_task_runs_again_and_one_that_waits_for_it_is_stopped_at_once() -> Non
         wait_until(lambda: len(runs) == 2)
         assert task.stop(Deadline(PATIENCE_S))
     assert len(runs) == 2
+
+
+def test_a_nodes_thread_does_not_wait_for_the_pause_of_the_node_before() -> None:
+    supervisor = Supervisor(Clock())
+    assert supervisor.again("log-flush", GONE) == PAUSES_S[0]
+    supervisor.never("role-keeper", GONE)
+    supervisor.begins()
+    assert list(supervisor.failures) == ["role-keeper"]
+    assert "log-flush" in supervisor.restarted

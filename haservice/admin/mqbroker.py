@@ -36,7 +36,7 @@ from haservice.broker.store_owner import Accepted, check_owner
 from haservice.configuration import config, examples
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.workers import end_without_hung_work
-from haservice.supervisor import Supervisor
+from haservice.supervisor import EXIT_CODE, Supervisor
 from haservice.terminal.explain import of_store_path
 from haservice.terminal.options import CONTEXT, addresses_callback, version_option
 
@@ -126,17 +126,19 @@ def mqbroker(
         say_kernel()
         allow_many_files()
         accepted, supervisor = Accepted(accept_store, frozenset(accept_empty)), Supervisor()
-        with store_key_named(node_config):
-            if node_config.dledger.enabled:  # the member takes part in elections before the node looks
-                check_owner(node_config, accepted)
-            with lease_of(node_config, supervisor) as lease, member_of(node_config) as member:
-                run(
-                    BrokerNode(
-                        node_config, lease=lease, member=member, accepted=accepted, supervisor=supervisor
-                    ),
-                    lambda: logs.configure(logging_file),
-                )
-        end_without_hung_work()
+        try:
+            with store_key_named(node_config):
+                if node_config.dledger.enabled:  # the member takes part in elections before the node looks
+                    check_owner(node_config, accepted)
+                with lease_of(node_config, supervisor) as lease, member_of(node_config) as member:
+                    run(
+                        BrokerNode(
+                            node_config, lease=lease, member=member, accepted=accepted, supervisor=supervisor
+                        ),
+                        lambda: logs.configure(logging_file),
+                    )
+        finally:
+            end_without_hung_work(EXIT_CODE if supervisor.fatal else 1)
 
 
 def with_nameservers(path: Path, namesrv: tuple[str, ...]) -> NodeConfig:

@@ -20,6 +20,7 @@ from haservice.admin.daemons import (
 from haservice.configuration import config, examples
 from haservice.nameserver.node import NameserverNode
 from haservice.remoting.workers import end_without_hung_work
+from haservice.supervisor import EXIT_CODE
 from haservice.terminal.options import CONTEXT, version_option
 
 
@@ -54,5 +55,8 @@ def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, loggi
         logs.configure(logging_file)
         warn(node_config.warnings)
         allow_many_files()
-        run(NameserverNode(node_config), lambda: logs.configure(logging_file))
-        end_without_hung_work()
+        node = NameserverNode(node_config)
+        try:
+            run(node, lambda: logs.configure(logging_file))
+        finally:
+            end_without_hung_work(EXIT_CODE if node.failed else 1)

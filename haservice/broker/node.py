@@ -288,6 +288,7 @@ class BrokerNode:
 
     def _serve(self, parts: BrokerParts) -> None:
         running, supervisor = self._running, self._supervisor
+        supervisor.begins()
         again, always = supervisor.again, supervisor.always
         for name, task in parts.store.tasks():
             # A pass of the dispatch that broke off may have written half of what it was to write.
@@ -405,8 +406,12 @@ class BrokerNode:
         settled.wait(deadline.remaining)
 
     def _close_store(self, store: Store) -> bool:
-        """A master that must begin anew does not close the store as clean: its next start sees the same."""
-        clean = store.close(clean=self._running.clean and not self._role_state.must_begin_anew)
+        """A master that must begin anew does not close the store as clean: its next start sees the same.  Nor does a
+        broker whose dispatch broke off, for it may have written half of what it was to write.
+        """
+        fatal = self._supervisor.fatal
+        broke_off = self._role_state.must_begin_anew or (fatal is not None and fatal.name == "log-dispatch")
+        clean = store.close(clean=self._running.clean and not broke_off)
         if clean:
             self._closed_end = store.log.end
         return clean

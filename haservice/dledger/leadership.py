@@ -37,8 +37,8 @@ class Leadership:
         self._term = -1
         self._contact_s: dict[str, float] = {}
         """Peer → when it was asked what it has answered since."""
-        self._told_s: dict[str, float] = {}
-        """Peer → how patient it is, as it says."""
+        self._told: dict[str, tuple[float, float]] = {}
+        """Peer → when it was asked by the last heartbeat that it has answered, and how patient it is, as it says."""
         self._beat_at_s: dict[str, float] = {}
         self._differs: dict[str, DLedgerResponseCode] = {}
         """Peers of whom the operator was told that their files differ."""
@@ -69,7 +69,7 @@ class Leadership:
     def _begin(self) -> None:
         state = self._state
         self._term = state.term
-        self._differs, self.not_whole, self.refuses_cut, self._told_s = {}, {}, {}, {}
+        self._differs, self.not_whole, self.refuses_cut, self._told = {}, {}, {}, {}
         self._is_forced = self._elector.is_forced
         others = state.settings.others
         # The votes are the first word of a majority.
@@ -102,12 +102,16 @@ class Leadership:
 
     @property
     def _lease_until_s(self) -> float:
-        ends = (
-            asked_s + self._patience.lease_s(self._told_s.get(peer, 0.0))
-            for peer, asked_s in self._contact_s.items()
-        )
-        leases = sorted([math.inf, *ends], reverse=True)
+        leases = sorted([math.inf, *map(self._lease_of, self._contact_s)], reverse=True)
         return leases[len(leases) // 2]
+
+    def _lease_of(self, peer: str) -> float:
+        """By a heartbeat it has the patience that it told.  By another word it may have begun to follow anew, with that
+        of its settings.
+        """
+        beaten_s, told_s = self._told.get(peer, (-math.inf, 0.0))
+        patience = self._patience
+        return max(self._contact_s[peer] + patience.lease_s(0.0), beaten_s + patience.lease_s(told_s))
 
     @property
     def due_s(self) -> float:
@@ -157,7 +161,9 @@ class Leadership:
             if answer is not None and state.is_leader and state.term == term:
                 self.not_whole[peer] = answer.not_whole or ""
                 self.refuses_cut[peer] = answer.refuses_cut or ""
-                self._told_s[peer] = (answer.patience_ms or 0) / 1000
+                if answer.result is DLedgerResponseCode.SUCCESS:
+                    beaten_s, _ = self._told.get(peer, (sent_s, 0.0))
+                    self._told[peer] = (max(sent_s, beaten_s), (answer.patience_ms or 0) / 1000)
                 self._patience.lives(peer, sent_s)
                 self._on_word(peer, sent_s, answer)
 

@@ -88,9 +88,9 @@ def _deliver(job: Future[T], future: asyncio.Future[T]) -> None:
         future.set_result(job.result())
 
 
-def end_without_hung_work() -> None:
-    """Ends the process with exit code 1 if work in it hangs; the last that a daemon does."""
+def end_without_hung_work(exit_code: int = 1) -> None:
+    """Ends the process with this code if work in it hangs; the last that a daemon does."""
     if names := {pool.name for pool in WorkPool.hung}:
         logger.error("the process ends, although work in it hangs pools=%s", ",".join(sorted(names)))
         logging.shutdown()
-        os._exit(1)
+        os._exit(exit_code)

@@ -197,6 +197,36 @@ def test_a_thread_that_runs_again_opens_sessions_of_other_names_and_gives_no_ok_
     assert process.supervisor.fatal is None
 
 
+def test_no_ok_is_given_once_the_lease_is_given_back_by_a_thread_that_fails(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    closes = process.coordinator.close
+
+    def close() -> None:
+        seen.append(process.keeper.gate.why_shut)
+        closes()
+
+    monkeypatch.setattr(process.coordinator, "close", close)
+    process.keeper.attach(broker(supervisor=process.supervisor))
+    process.service.start()
+    wait_until(process.is_member)
+    monkeypatch.setattr(process.keeper, "_look_ahead", lambda _: 1 / 0)
+    process.keeper.wake()
+    wait_until(lambda: process.supervisor.failures)
+    assert seen[0] == "thread lease-keeper does not run"
+
+
+def test_a_broker_that_does_not_come_up_keeps_no_lease(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.keeper.attach(broker())
+    process.keeper.detach()
+    assert process.keeper.own().member.unfit == ""
+    monkeypatch.setattr(keepers, "COMES_UP_SECONDS", -1.0)
+    assert process.keeper.own().member.unfit == "its broker does not come up"
+
+
 def test_whoever_asks_for_a_promise_does_not_wait_for_a_seal(process: Process) -> None:
     mine = broker()
     process.keeper.attach(mine)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from haservice.dledger.codes import DLedgerResponseCode, VoteResult
+from haservice.dledger.codes import DLedgerResponseCode, PushType, VoteResult
+from haservice.dledger.events import AppendBodies, AskPeer
 from haservice.dledger.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
     LeadershipTransferRequest,
+    PushEntryRequest,
     VoteRequest,
 )
 from haservice.dledger.patience import CALM_S
@@ -133,4 +135,30 @@ def test_a_lease_counts_on_no_more_patience_than_was_told_and_asked_for(
     driven.on(lease_s - 0.7)
     assert driven.leads
     driven.on(0.8)
+    assert not driven.leads
+
+
+def test_a_follower_that_followed_anew_by_a_push_has_the_patience_of_its_settings() -> None:
+    """It tells its patience by heartbeats only, so the lease counts on it from these alone."""
+    driven = replaced()
+    driven.on(0.6)
+    answer_beats(driven, "n1", "n2", patience_ms=60_000)
+    beaten_s = driven.now_s
+
+    def until(leases: float) -> None:
+        driven.on(beaten_s + leases * LEASE_S - driven.now_s)
+
+    compares = [
+        one for one in driven.all if isinstance(one, AskPeer) and isinstance(one.request, PushEntryRequest)
+    ]
+    for asked in compares:
+        driven.pushed(asked)
+    until(1.5)
+    driven.step(AppendBodies("a", [b"x"]))
+    assert driven.pushes(PushType.APPEND)
+    for asked, _ in driven.pushes(PushType.APPEND):
+        driven.pushed(asked)
+    until(2.4)
+    assert driven.leads
+    until(2.7)
     assert not driven.leads

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import threading
 import time
@@ -23,7 +24,6 @@ from haservice.broker.lease.figures import LeaseFigures
 from haservice.broker.lease.office import Office, RunningBroker
 from haservice.broker.lease.wanted import WantedSwitchover
 from haservice.broker.roles.state import refused
-from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.configuration.settings import NodeConfig
 from haservice.coordination.addresses import Keys, place_of, root_of
 from haservice.coordination.cluster import REQUEST, MasterRequest, Settings
@@ -58,6 +58,8 @@ _NUMBERS = re.compile(r"[0-9.]+")
 # How long a clean stop waits for slaves that follow to have everything.
 LEVEL_SECONDS = 2.0
 LEVEL_LOOK_SECONDS = 0.01
+# Between two nodes; then another broker may have the lease.
+COMES_UP_SECONDS = 30.0
 # What is asked of a coordinator at the end.
 FAREWELL_SECONDS = 2.0
 # How long the process waits for the thread at its end.
@@ -66,15 +68,6 @@ END_SECONDS = 5.0
 LEFT_SECONDS_MAX = 1e6
 # So many keys of others are named.
 STRANGE_MAX = 10
-
-
-def settings_of(config: CoordinatorConfig) -> Settings:
-    return Settings(
-        ttl_s=config.lease_ttl_s,
-        loop_s=config.loop_wait_s,
-        max_loss_bytes=config.max_loss_bytes,
-        failsafe=config.failsafe,
-    )
 
 
 class LeaseKeeper:
@@ -101,6 +94,7 @@ class LeaseKeeper:
         self._lock = threading.Lock()  # guards _office; taken after _acting, for a moment
         self._office: Office | None = None
         self._last: Own | None = None
+        self._detached_s = math.inf
         self._rounds: Rounds | None = None
         self._woken = threading.Event()
         self._counted_s = clock_s()
@@ -141,7 +135,9 @@ class LeaseKeeper:
         """The node stops."""
         self.gate.block("this broker restarts")
         with self._acting, self._lock:
+            self.gate.block("this broker restarts")  # what was under way may have opened it
             self._office = None
+            self._detached_s = clock_s()
 
     def leave(self, deadline: Deadline) -> bool:
         """The node stops for good, and appends nothing more: gives the lease back, once slaves are level."""
@@ -155,7 +151,7 @@ class LeaseKeeper:
             followers = office.own(self._life).followers.values()
             if all(one.ack >= end for one in followers):
                 break
-            self._left.wait(LEVEL_LOOK_SECONDS)
+            self._leaves.wait(LEVEL_LOOK_SECONDS)
         self._leaves.set()
         self._woken.set()
         self._left.wait(min(FAREWELL_SECONDS, deadline.remaining))
@@ -240,7 +236,9 @@ class LeaseKeeper:
                 return self._last
         assert self._last is not None, "the rounds begin with the first node"
         # Between two nodes: nothing is served, and nobody followed.
-        member = replace(self._last.member, state="restarts")
+        is_late = clock_s() > self._detached_s + COMES_UP_SECONDS
+        unfit = "its broker does not come up" if is_late else ""
+        member = replace(self._last.member, state="restarts", unfit=unfit or self._last.member.unfit)
         return replace(self._last, member=member, opened=-1, follows=-1, counts=None, followers={})
 
     def act(self, action: Action) -> None:
@@ -332,6 +330,7 @@ class LeaseKeeper:
                 with contextlib.suppress(CoordinatorError, ValueError):
                     drive(rounds.farewell(), self._coordinator)
         finally:
+            self.gate.block("thread lease-keeper does not run")  # before the lease is given back
             try:
                 with contextlib.suppress(CoordinatorError), outside("it is left"):
                     self._coordinator.close()
@@ -481,7 +480,8 @@ def keeper_of(config: NodeConfig, supervisor: Supervisor) -> LeaseKeeper | None:
     place = place_of(said.address)
     coordinator = coordinator_at(place, broker.cluster_name, broker.broker_name, keys)
     root = root_of(place, broker.cluster_name, broker.broker_name)
-    return LeaseKeeper(coordinator, settings_of(said), said.address, root, supervisor)
+    settings = Settings(said.lease_ttl_s, said.loop_wait_s, said.max_loss_bytes, said.failsafe)
+    return LeaseKeeper(coordinator, settings, said.address, root, supervisor)
 
 
 @contextlib.contextmanager

@@ -112,8 +112,8 @@ class MajorityKeeper:
         is_leader = status.role is MemberRole.LEADER
         why = why_turn(self._opened.office, member.office, is_leader, status.term)
         if why and not self._turning and not self._handing_over.locked():
-            self._turning = why
             self._turn(why)
+            self._turning = why
 
     def wake(self) -> None:
         self._member.changed.give()

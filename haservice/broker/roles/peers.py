@@ -160,7 +160,7 @@ class Peers:
             return None
         except (RemotingError, ValueError) as error:
             self._say("peer unreachable addr=%s reason=%s", addr, error)
-            if isinstance(error, RemotingTimeout):
+            if isinstance(error, RemotingTimeout) and client.connection(addr) is not None:
                 silent.append(addr)
             return None
         self._throttle.ended(addr)

@@ -194,7 +194,10 @@ class RoleStartup:
                 "asking once more before this broker leads silent=%s patience_s=%g",
                 *(",".join(heard.silent), SECOND_LOOK_SECONDS),
             )
-            heard = peers.ask(also, SECOND_LOOK_SECONDS)
+            again = peers.ask(also, SECOND_LOOK_SECONDS)
+            now = {one.broker_addr for one in again.peers}
+            once = [one for one in heard.peers if one.broker_addr not in now]
+            heard = Heard([*again.peers, *once], {**heard.taken_ids, **again.taken_ids}, again.silent)
         return heard
 
     def file_config_of(self, live: NodeConfig) -> NodeConfig:
