@@ -48,6 +48,7 @@ from haservice.admin.commands.ha.settings_verdict import IN_FILE
 from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
 from haservice.admin.commands.ha.topology_text import failover_text, late_beginnings, start_text
 from haservice.broker.roles.rules import next_number
+from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
@@ -392,7 +393,7 @@ def what_it_means(topology: Topology, master: Member, role: str, in_file: str) -
             "What was acknowledged before stays safe.",
         ]
     lines.append("Sends in between fail for a moment, and clients repeat them.")
-    if in_file != role:
+    if in_file not in (role, BrokerRole.SLAVE.value):
         lines.append(
             f"The files say nothing of it: write brokerRole={role} into that of {addr} if it names a master."
         )
