@@ -306,7 +306,7 @@ class StoreView:
         """The newest sample of a running broker.
 
         A broker on this machine runs only if it holds the lock; another machine's lock may be invisible here, and
-        its clock be another: its samples are new if they, or their file, are from now or later.
+        its clock be another: its samples are new if their file is from now or later, or they are from now.
         """
         # Right after the file was rolled, the newest line is in the file before.
         for name in ("ha.jsonl", "ha.jsonl.1"):
@@ -316,11 +316,13 @@ class StoreView:
                     continue
                 try:
                     sample: dict[str, Any] = json.loads(line)
-                    newest_s = max(float(sample["ts"]) / 1000, path.stat().st_mtime)
+                    newest_s, told_s = path.stat().st_mtime, float(sample["ts"]) / 1000
                 except (ValueError, KeyError, TypeError, OSError):
                     continue
                 here = sample.get("boot") == boot_id()
-                fresh = is_locked(self.root) if here else time.time() - newest_s <= SAMPLE_FRESH_S
+                now_s = time.time()
+                is_new = now_s - newest_s <= SAMPLE_FRESH_S or abs(now_s - told_s) <= SAMPLE_FRESH_S
+                fresh = is_locked(self.root) if here else is_new
                 return sample if fresh else None
         return None
 
