@@ -30,10 +30,10 @@ THREADS = 8
 SETTLE_S = 15.0
 BODY = b"x" * 1024
 # In the logs of brokers: each stands for a master that begins.
-_BEGUN = re.compile(r" (?:role=LEADER term|(?:master|promoted)\b.* epoch)=(\d+)")
+_BEGUN = re.compile(r" (?:role=LEADER \w+|(?:master|promoted)\b.* epoch)=(\d+)")
 
 
-class Sends:
+class SteadySends:
     """Eight threads that send until they are stopped."""
 
     def __init__(self, namesrv_addr: str) -> None:
@@ -115,7 +115,7 @@ def main(count: int, seconds: float, kill: bool, only: str | None) -> None:
 
 def _look(kind: str, cluster: ScratchPair, victim: str, count: int, seconds: float) -> None:
     before = _begun(cluster)
-    sends = Sends(cluster.namesrv_addr)
+    sends = SteadySends(cluster.namesrv_addr)
     with sends.running(), busy(count):
         time.sleep(min(SETTLE_S, seconds / 2))
         if victim:
