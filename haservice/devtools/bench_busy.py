@@ -126,10 +126,9 @@ def _look(kind: str, cluster: ScratchPair, victim: str, count: int, seconds: flo
 
 
 def _begun(cluster: ScratchPair) -> set[str]:
-    """The terms and epochs that were begun so far."""
-    return {
-        term for process in cluster.processes.values() for term in _BEGUN.findall(process.log.read_text())
-    }
+    """The epochs, and their like in a group, that were begun so far."""
+    logs = [process.log.read_text() for process in cluster.processes.values()]
+    return {number for text in logs for number in _BEGUN.findall(text)}
 
 
 def _pair(stack: ExitStack, root: Path) -> tuple[ScratchPair, str]:
