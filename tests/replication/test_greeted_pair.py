@@ -23,8 +23,10 @@ from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
 from haservice.replication.lineage.acked_cuts import bytes_cut, cuts_text
-from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.own_record import with_forgotten
 from haservice.replication.master import recorder
 from haservice.replication.master.greeter import Greets
 from haservice.replication.master.service import MasterHAService
@@ -354,8 +356,9 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
 
 
 @patient
+@pytest.mark.parametrize("story", ["other address", "another slave first", "its list as it was"])
 def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
-    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch, story: str
 ) -> None:
     monkeypatch.setattr(slave_session, "AGAIN_PAUSE_S", 0.01)
     older = a.write(100)
@@ -363,16 +366,28 @@ def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
     end = b.log.end
+    state, since = a.lineage.state, a.lineage.state.lineage.mark(older)
     a.log.truncate(older)
     a.begin()  # by the older copy nobody was in sync
     a.write(200)
+    if story != "its list as it was":
+        alone = ReplicaList().in_epoch(1, Mark(-1, 0), a.id, "a:10911", 1)
+        addr = "a:20911" if story == "other address" else "a:10911"
+        a.lineage.update(members=alone.in_epoch(2, since, a.id, addr, 1), replicas={})
+    if story == "another slave first":
+        with a.leads() as ha, (c := Broker(tmp_path, "c", replica=True)).follows(ha.port):
+            level(a, c)
+        assert a.lineage.state.members.version > state.members.version
     with a.leads() as ha, b.follows(ha.port) as replica:
         wait_until(lambda: a.heard.count(GreetingOutcome.OLDER_COPY) > 1, "it is refused, and asks again")
         wait_until(lambda: f"had acknowledged up to {end}" in link(replica).last_error, "and says why")
         a.lineage.update(members=replace(a.lineage.state.members, replicas={a.id: "a:10911"}))
         assert b.log.end == end
     # Once it is forgotten, and knows no later list, what it has more is given up.
-    a.lineage.update(members=replace(a.lineage.state.members, number=9))
+    a.lineage.update(
+        members=replace(a.lineage.state.members, number=9),
+        forgotten=with_forgotten(a.lineage.state, b.id, (2, 9)),
+    )
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
 

@@ -104,7 +104,8 @@ class Greeter:
         state = self._greets.lineage.state
         if self._role != BrokerRole.SYNC_MASTER.value or state.joined >= 0:
             return ""
-        return why_older_copy(state, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
+        who, listed = (slave.replica_id, slave.broker_addr), slave.members
+        return why_older_copy(state, *who, listed, slave.lineage, slave.log.end)
 
     def _acked(self, slave: SlaveHello) -> int:
         known = self._greets.lineage.state.replicas.get(slave.replica_id)
