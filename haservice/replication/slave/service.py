@@ -101,8 +101,12 @@ class SlaveHAService:
         return self._client.connected
 
     @property
-    def follows(self) -> bool:  # whether the master's log comes, or is about to
+    def follows(self) -> bool:  # whether the master's log comes, or would if ours took it
         return self._client.follows
+
+    @property
+    def why_apart(self) -> str:  # why it does not come, if that is not the network's affair
+        return self._client.why_apart
 
     @property
     def is_refused(self) -> bool:  # whether this slave's log and its master's do not go together
