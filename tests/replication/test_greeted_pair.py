@@ -22,7 +22,7 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
-from haservice.replication.lineage.acked_cuts import bytes_cut, cuts_text
+from haservice.replication.lineage.acked_cuts import AckedCut, bytes_cut, cuts_text, with_cut
 from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.membership import ReplicaList
@@ -353,6 +353,41 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
     assert b.store.calls == [("restart_at", 3 * SEGMENT_BYTES, parted)]
     if parted:
         assert b.store.kept.read_bytes() == pattern(0, SEGMENT_BYTES)
+
+
+@patient
+def test_what_is_told_of_an_acknowledged_cut_is_where_it_lies_after_a_try_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = Broker(tmp_path, "a", replica=True), Broker(tmp_path, "b", replica=True)
+    raw(a, 5 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
+    raw(b, SEGMENT_BYTES)
+    first, parted = Epoch(1, 0, b.id), SEGMENT_BYTES - 100
+    more = {a.id: Replica("a:10911", SEGMENT_BYTES + 50, 0, in_sync=True)}  # than is there now
+    b.lineage.update(lineage=Lineage((first,)), replicas=more)
+    a.lineage.update(lineage=Lineage((first, Epoch(2, parted, a.id))))
+    restart_at, tries = b.store.restart_at, list[Path]()
+
+    def restart(offset: int, keep: Path | None = None) -> None:
+        assert keep is not None
+        tries.append(keep)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        keep.mkdir(parents=True)
+        restart_at(offset, keep)
+
+    monkeypatch.setattr(b.store, "restart_at", restart)
+    with a.leads() as ha, b.follows(ha.port, check=AnyBytes()):
+        level(a, b)
+    known = LineageFile(b.root).state.acked_cuts
+    assert [(one.start, one.end, one.kept) for one in known] == [(parted, SEGMENT_BYTES, tries[-1].name)]
+    assert f"from {parted} to {SEGMENT_BYTES}" in cuts_text(b.root, known)
+    assert sum("had acknowledged" in one.getMessage() for one in caplog.records) == 1
+
+    kept = known[0]
+    again = with_cut(b.root, known, AckedCut(kept.start, kept.end, "parted-later", 0))
+    assert [one.kept for one in again] == [kept.kept, "parted-later"], "the first one still lies there"
+    assert with_cut(b.root, known, kept) == known
 
 
 @patient
