@@ -214,9 +214,9 @@ class Greeter:
                 self._in_sync.heard_ms(connection),
             )
             if progress.state is MasterState.TRANSFER:
-                lack = self._in_sync.lack(connection, end, now_s)
+                may_have_all = self._in_sync.may_have_all(connection, end, now_s)
                 one = msgspec.structs.replace(
-                    self._replica(slave, progress.reported, heard_ms), in_sync=lack is None
+                    self._replica(slave, progress.reported, heard_ms), in_sync=may_have_all
                 )
             else:
                 one = self._replica(slave, slave.position, heard_ms)
