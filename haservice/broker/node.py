@@ -46,6 +46,7 @@ from haservice.broker.majority.member import BrokerMember
 from haservice.broker.majority.startup import MajorityStartup, attach, check_is_classic
 from haservice.broker.metadata.tables import Tables
 from haservice.broker.metrics.port import open_monitoring
+from haservice.broker.roles.describe import LastHeard
 from haservice.broker.roles.startup import OpenedRole, RoleKeeper, RoleStartup
 from haservice.broker.roles.state import RoleState
 from haservice.broker.running import Running
@@ -116,6 +117,7 @@ class BrokerNode:
         *,
         heard: int = -1,
         trusted_end: int | None = None,
+        last_heard: LastHeard | None = None,
         lease: LeaseKeeper | None = None,
         leads: bool = False,
         member: BrokerMember | None = None,
@@ -123,7 +125,8 @@ class BrokerNode:
         supervisor: Supervisor | None = None,
     ) -> None:
         """`config` is as its file says.  What a predecessor in this process knew: `heard`, the highest number
-        of an epoch; `trusted_end`, where it closed the log, all in order; `leads`, that it was promoted.
+        of an epoch; `trusted_end`, where it closed the log, all in order; `last_heard`, what it knew of its master's
+        log; `leads`, that it was promoted.
 
         `lease` is the process's part in failover by a coordinator, None without haCoordinator; `member` its member of
         a DLedger group, None without enableDLegerCommitLog.  `accepted`: what would refuse this start otherwise.
@@ -146,6 +149,7 @@ class BrokerNode:
         self._leads = leads or lease is None
         self._heard = heard
         self._trusted_end = trusted_end
+        self._last_heard = last_heard
         self._closed_end: int | None = None
         self._running = Running()
         self._startup: RoleStartup | MajorityStartup | None = None
@@ -205,14 +209,15 @@ class BrokerNode:
         """The node to start in this process once this one has stopped; None if there is none."""
         if self.restart is None:
             return None
+        standing = self._parts.standing if self._parts is not None else None
+        keeper = standing if isinstance(standing, RoleKeeper) else None
         return BrokerNode(
             self.restart,
             heard=self._role_state.heard,
             trusted_end=self._closed_end,
+            last_heard=keeper.last_heard if keeper is not None else None,
             lease=self._lease,
-            leads=self._parts is not None
-            and isinstance(standing := self._parts.standing, RoleKeeper)
-            and leads(standing.lineage.state),
+            leads=keeper is not None and leads(keeper.lineage.state),
             member=self._member,
             supervisor=self._supervisor,
         )
@@ -222,6 +227,7 @@ class BrokerNode:
         return BrokerNode(
             self.file_config,
             heard=self._heard,
+            last_heard=self._last_heard,
             lease=self._lease,
             leads=self._leads,
             member=self._member,
@@ -252,7 +258,9 @@ class BrokerNode:
         member = self._member
         startup: RoleStartup | MajorityStartup
         if member is None:
-            startup = RoleStartup(self.file_config, client, self._heard, leads=self._leads)
+            startup = RoleStartup(
+                self.file_config, client, self._heard, leads=self._leads, before=self._last_heard
+            )
         else:
             startup = MajorityStartup(self.file_config, member)
         self._startup = startup

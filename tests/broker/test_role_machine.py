@@ -428,7 +428,8 @@ def test_a_slave_that_was_let_back_on_a_later_list_has_to_be_compared_first() ->
     """Its volume was put back from a moment at which that slave was forgotten."""
     later = MembersBody(1, 5, ME, 1, 0, {ME: ADDR, "x": "x:10911"})
     said = peer("x", (1, 0, ME), end=900, members=later)
-    world = Driver(master(), Epoch(1, 0, ME), Epoch(2, 800, ME), Ask=Heard([said])).tell(Tick())
+    world = Driver(master(), Epoch(1, 0, ME), Epoch(2, 800, ME), Ask=Heard([said]))
+    world.keep(forgotten={"x": (1, 4)}).tell(Tick())
     assert not world.state.held
     world.tell(SlaveAhead("x", "x:10911"), Tick())
     assert "x:10911 remembers it had acknowledged up to 900" in world.state.held
@@ -1003,6 +1004,7 @@ def test_a_forgotten_replica_is_waited_for_no_more() -> None:
     world = Driver(master(waiting=WAITING)).keep(replicas=WAITING)
     assert isinstance(world.ask(ForgetHeader("s")), Answer)
     assert (world.kept.members.slaves, world.kept.replicas) == (set(), {})
+    assert world.kept.forgotten == {"s": world.kept.members.version}
     assert world.did(TakeList) == [TakeList(False)]
     assert (len(world.tell(Tick()).did(Pull)), world.state.held) == (0, "")
 

@@ -191,6 +191,7 @@ class Link:
     def __init__(self, *, is_refused: bool = False) -> None:
         self.stands = False
         self.is_refused = is_refused
+        self.why_apart = ""
         self.looks = 0
 
     @property
@@ -211,9 +212,14 @@ def test_nothing_is_copied_of_a_master_whose_log_does_not_come(slave: Slave) -> 
         slave.delayed_are_due = True
         link.wait_looked_at()
         assert (master.asked, slave.synced, slave.delays.table) == (0, 0, {})
+        assert slave.sync.refused == ""
+        link.why_apart = "refused: AHEAD"
+        link.wait_looked_at()
+        assert "log does not come: refused: AHEAD" in slave.sync.refused
         link.stands = True
         slave.sync.greeted(addr)
         wait_until(lambda: slave.delays.table == {3: 7} and slave.synced, "one pass")
+        wait_until(lambda: slave.sync.refused == "", "all is copied")
         link.stands = False
         asked, slave.delays.table = master.asked, {}
         slave.sync.wake()

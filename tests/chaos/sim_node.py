@@ -299,7 +299,8 @@ class Node(Timed):
         if self.role is not BrokerRole.SYNC_MASTER:
             return ""
         kept = self.lineage.state
-        return why_older_copy(kept, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
+        who, listed = (slave.replica_id, slave.broker_addr), slave.members
+        return why_older_copy(kept, *who, listed, slave.lineage, slave.log.end)
 
     def call_back(self) -> None:
         """Slaves that have to be given the present list dial again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -359,6 +360,51 @@ def test_a_damaged_slave_acknowledges_nothing_more(tmp_path: Path) -> None:
             assert end.closed()
         wait_until(lambda: "record at 300 is none" in link(service).last_error)
         assert log.end == 500
+
+
+@pytest.mark.parametrize(
+    "case", ["damaged", "disk full", "damaged, then cut off", "refused", "never compared"]
+)
+def test_a_master_is_one_with_our_log_while_only_ours_stands_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Then what it keeps besides the log is copied; after any other end another one may be at its address."""
+    log = replica(tmp_path)
+    damage = ["record at 300 is none"] if case == "never compared" else []
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        ScriptedMaster() as master,
+        slave(log, master.port, damage=lambda: damage[0] if damage else None) as service,
+    ):
+        if case == "never compared":
+            wait_until(lambda: "record at 300" in service.why_apart, "it says why")
+            assert not service.follows
+            return
+        with master.accept() as end:
+            assert end.report() == 0
+            end.frame(0, pattern(0, 500))
+            end.reports_to(500)
+            if case == "disk full":
+                monkeypatch.setattr(log, "append_replica", full)
+                monkeypatch.setattr(log, "append_arrivals", full)
+            elif case.startswith("damaged"):
+                damage.append("record at 300 is none")
+            end.frame(500 if case != "refused" else 900, pattern(500, 900))
+            assert end.closed()
+        wait_until(lambda: link(service).last_error, "the link has ended")
+        if case == "damaged, then cut off":
+            assert service.follows
+            master.__exit__()
+            wait_until(lambda: not service.follows, "nobody is there")
+        elif case == "refused":
+            assert not service.follows
+            assert service.why_apart
+        else:
+            assert service.follows
+            assert not service.why_apart
 
 
 # -- silence, addresses, stops ----------------------------------------------------------------------

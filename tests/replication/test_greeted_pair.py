@@ -22,9 +22,11 @@ from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
-from haservice.replication.lineage.acked_cuts import bytes_cut, cuts_text
-from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
+from haservice.replication.lineage.acked_cuts import AckedCut, bytes_cut, cuts_text, with_cut
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import LineageFile, Replica
+from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.own_record import with_forgotten
 from haservice.replication.master import recorder
 from haservice.replication.master.greeter import Greets
 from haservice.replication.master.service import MasterHAService
@@ -33,7 +35,7 @@ from haservice.replication.slave import session as slave_session
 from haservice.replication.slave.dial import dial
 from haservice.replication.slave.rejoin import Rejoin
 from haservice.replication.slave.service import SlaveHAService
-from haservice.replication.status import MasterLinkStatus
+from haservice.replication.status import MasterLinkStatus, NotInSync
 from haservice.replication.wire.greeting import Facts, GreetingOutcome, MasterGreeting, SlaveGreeting
 from haservice.replication.wire.hello import (
     HELLO_BYTES_MAX,
@@ -260,6 +262,24 @@ def test_a_slave_that_cannot_be_written_down_does_not_count(
 
 
 @patient
+def test_a_slave_that_is_level_and_does_not_count_yet_is_written_down_as_one_to_be_heard(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a master that comes back after a power cut, with less than this slave has, takes itself for an old copy."""
+    monkeypatch.setattr(recorder, "WRITE_MS", 0)
+    monkeypatch.setattr(recorder, "LOOK_S", 0.01)
+    with_x = ReplicaList().in_epoch(1, Mark(-1, 0), a.id, "a:10911", 1).joined(1, Mark(-1, 0), "x", "x:1")
+    a.lineage.update(members=with_x.taken_effect())
+    with a.leads() as ha, b.follows(ha.port):
+        for _ in range(2):
+            a.write(300)
+            level(a, b)
+            wait_until(lambda: a.lineage.state.replicas[b.id].offset == a.log.end, "it is written down")
+            assert [one.lack.why for one in ha.status().slaves if one.lack] == [NotInSync.NOT_COUNTED]
+            assert a.lineage.state.replicas[b.id].in_sync
+
+
+@patient
 def test_the_first_report_of_a_slave_that_was_compared_is_an_ack(a: Broker, b: Broker) -> None:
     """A master that has just started cannot know it of a stock slave."""
     a.write(100, 200)
@@ -354,8 +374,44 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
 
 
 @patient
+def test_what_is_told_of_an_acknowledged_cut_is_where_it_lies_after_a_try_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = Broker(tmp_path, "a", replica=True), Broker(tmp_path, "b", replica=True)
+    raw(a, 5 * SEGMENT_BYTES, 3 * SEGMENT_BYTES)
+    raw(b, SEGMENT_BYTES)
+    first, parted = Epoch(1, 0, b.id), SEGMENT_BYTES - 100
+    more = {a.id: Replica("a:10911", SEGMENT_BYTES + 50, 0, in_sync=True)}  # than is there now
+    b.lineage.update(lineage=Lineage((first,)), replicas=more)
+    a.lineage.update(lineage=Lineage((first, Epoch(2, parted, a.id))))
+    restart_at, tries = b.store.restart_at, list[Path]()
+
+    def restart(offset: int, keep: Path | None = None) -> None:
+        assert keep is not None
+        tries.append(keep)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        keep.mkdir(parents=True)
+        restart_at(offset, keep)
+
+    monkeypatch.setattr(b.store, "restart_at", restart)
+    with a.leads() as ha, b.follows(ha.port, check=AnyBytes()):
+        level(a, b)
+    known = LineageFile(b.root).state.acked_cuts
+    assert [(one.start, one.end, one.kept) for one in known] == [(parted, SEGMENT_BYTES, tries[-1].name)]
+    assert f"from {parted} to {SEGMENT_BYTES}" in cuts_text(b.root, known)
+    assert sum("had acknowledged" in one.getMessage() for one in caplog.records) == 1
+
+    kept = known[0]
+    again = with_cut(b.root, known, AckedCut(kept.start, kept.end, "parted-later", 0))
+    assert [one.kept for one in again] == [kept.kept, "parted-later"], "the first one still lies there"
+    assert with_cut(b.root, known, kept) == known
+
+
+@patient
+@pytest.mark.parametrize("story", ["other address", "another slave first", "its list as it was"])
 def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
-    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch, story: str
 ) -> None:
     monkeypatch.setattr(slave_session, "AGAIN_PAUSE_S", 0.01)
     older = a.write(100)
@@ -363,16 +419,28 @@ def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
     end = b.log.end
+    state, since = a.lineage.state, a.lineage.state.lineage.mark(older)
     a.log.truncate(older)
     a.begin()  # by the older copy nobody was in sync
     a.write(200)
+    if story != "its list as it was":
+        alone = ReplicaList().in_epoch(1, Mark(-1, 0), a.id, "a:10911", 1)
+        addr = "a:20911" if story == "other address" else "a:10911"
+        a.lineage.update(members=alone.in_epoch(2, since, a.id, addr, 1), replicas={})
+    if story == "another slave first":
+        with a.leads() as ha, (c := Broker(tmp_path, "c", replica=True)).follows(ha.port):
+            level(a, c)
+        assert a.lineage.state.members.version > state.members.version
     with a.leads() as ha, b.follows(ha.port) as replica:
         wait_until(lambda: a.heard.count(GreetingOutcome.OLDER_COPY) > 1, "it is refused, and asks again")
         wait_until(lambda: f"had acknowledged up to {end}" in link(replica).last_error, "and says why")
         a.lineage.update(members=replace(a.lineage.state.members, replicas={a.id: "a:10911"}))
         assert b.log.end == end
     # Once it is forgotten, and knows no later list, what it has more is given up.
-    a.lineage.update(members=replace(a.lineage.state.members, number=9))
+    a.lineage.update(
+        members=replace(a.lineage.state.members, number=9),
+        forgotten=with_forgotten(a.lineage.state, b.id, (2, 9)),
+    )
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
 

@@ -8,10 +8,10 @@ import pytest
 
 from haservice.bounds import OFFSET_MAX
 from haservice.mastership.whole import LOST_POWER, why_not_whole
-from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan
-from haservice.replication.lineage.file import LineageState, Replica
-from haservice.replication.lineage.membership import ReplicaList
-from haservice.replication.lineage.own_record import own_evidence, why_older_copy
+from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage.file import LineageState, Replica, decode_state, encode_state
+from haservice.replication.lineage.membership import REPLICAS_MAX, ReplicaList
+from haservice.replication.lineage.own_record import own_evidence, why_older_copy, with_forgotten
 
 ME, OTHER = "me", "other"
 OWN = (Epoch(1, 0, ME), Epoch(2, 500, ME))
@@ -79,13 +79,44 @@ def test_a_replica_that_has_more_than_we_had_at_a_restart_shows_that_our_store_i
 ) -> None:
     listed = ReplicaList(1, 0, ME, replicas={ME: "me:1", "s": "s:1"})
     state = LineageState(ME, lineage=Lineage(ours), members=listed)
-    found = why_older_copy(state, "s:1", ReplicaList(), Lineage(theirs), end)
+    found = why_older_copy(state, "s", "s:1", ReplicaList(), Lineage(theirs), end)
     assert bool(found) is is_older
     assert not is_older or f"by what s:1 remembers it had acknowledged up to {end}" in found
 
-    def unlisted(list_: ReplicaList) -> bool:
-        return bool(why_older_copy(state, "x:1", list_, Lineage(theirs), end))
+    def unlisted(list_: ReplicaList, *forgotten: str, addr: str = "x:1") -> bool:
+        kept = replace(state, forgotten=dict.fromkeys(forgotten, (1, 0)))
+        return bool(why_older_copy(kept, "x", addr, list_, Lineage(theirs), end))
 
-    assert not unlisted(listed), "it was forgotten, and what it has was given up"
-    assert not unlisted(replace(listed, number=1, master=OTHER))
-    assert unlisted(replace(listed, number=1)) is is_older, "it was let back since"
+    assert not unlisted(listed, "x"), "it was forgotten, and what it has was given up"
+    assert not unlisted(replace(listed, number=1, master=OTHER), "x")
+    assert unlisted(replace(listed, number=1), "x") is is_older, "it was let back since"
+    assert unlisted(listed, "x", addr="s:1") is is_older, "it was let back, and nobody told it"
+    assert unlisted(listed) is is_older, "it came after the copy was made: nobody forgot it"
+
+
+@pytest.mark.parametrize("story", ["the same", "other address", "more slaves wanted", "another slave first"])
+def test_a_slave_that_came_after_the_copy_was_made_is_no_forgotten_one_by_whatever_list_came_since(
+    story: str,
+) -> None:
+    """A lone master's volume was put back from before its slave came; it began an epoch, and made its list anew."""
+    alone = ReplicaList().in_epoch(1, Mark(-1, 0), ME, "me:1", 1)
+    with_s = alone.joined(1, Mark(1, 100), "s", "s:1").taken_effect()
+    addr = "me:2" if story == "other address" else "me:1"
+    again = alone.in_epoch(2, Mark(1, 500), ME, addr, 2 if story == "more slaves wanted" else 1)
+    if story == "another slave first":
+        again = again.joined(2, Mark(1, 500), "t", "t:1")
+    assert story == "the same" or again.version > with_s.version
+
+    state = LineageState(ME, lineage=Lineage(OWN), members=again)
+    assert why_older_copy(state, "s", "s:1", with_s, Lineage(OWN[:1]), 700)
+
+
+def test_the_newest_of_those_that_were_forgotten_are_remembered() -> None:
+    state = LineageState(ME)
+    for number in range(REPLICAS_MAX + 2):
+        state = replace(state, forgotten=with_forgotten(state, f"r{number}", (1, number)))
+    state = replace(state, forgotten=with_forgotten(state, "r5", (1, 99)))
+    assert len(state.forgotten) == REPLICAS_MAX
+    assert "r1" not in state.forgotten
+    assert list(state.forgotten.items())[-1] == ("r5", (1, 99))
+    assert decode_state(encode_state(state)).forgotten == state.forgotten

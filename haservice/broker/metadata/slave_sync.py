@@ -5,8 +5,8 @@ fetches at once when a master greets it, for the network may have been cut befor
 topic arrive: they must be readable if the master dies now.  While delayed messages are delivered, it asks for 45
 four times a second: what the table does not count is delivered again after a change of master.
 
-It fetches only while the log comes: a master whose log and ours do not go together may have been put back from an
-older copy, and its tables with it.
+It fetches only while the log comes, or would if our own disk took it: a master whose log and ours do not go together
+may have been put back from an older copy, and its tables with it.
 
     21  GET_ALL_TOPIC_CONFIG                taken whole, with its version, when the version differs from ours
     43  GET_ALL_CONSUMER_OFFSET             merged, the newest wins: see `offsets.merge`
@@ -97,6 +97,9 @@ class FollowedLog(Protocol):
     @property
     def is_refused(self) -> bool: ...
 
+    @property
+    def why_apart(self) -> str: ...
+
 
 class SlaveSync:
     """Task on the loop of the broker's client."""
@@ -144,7 +147,7 @@ class SlaveSync:
         # The task's: when the present connection is given up, if nothing has come by it.
         self._doubt_s: float | None = None
         self._throttle = LogThrottle()
-        # Why the master refused a copy, or its answer was bad; "" once all was copied.
+        # Why the master refused a copy, its answer was bad, or it was not asked; "" once all was copied.
         self.refused = ""
         self._strangers: set[str] = set()  # the dispatcher thread's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -234,7 +237,7 @@ class SlaveSync:
             while True:
                 self._woken.clear()
                 addr = self._asking = self._master_addr
-                copied = addr is None or (self._follows() and await self._interruptible(client, addr))
+                copied = addr is None or (self._may_copy() and await self._interruptible(client, addr))
                 if addr == self._master_addr:
                     await self._rest(client, addr if copied else None, PERIOD_S if copied else self._retry_s)
         finally:
@@ -259,6 +262,14 @@ class SlaveSync:
     def _follows(self) -> bool:
         """Whether the master is one whose log comes."""
         return self.link is None or self.link.follows
+
+    def _may_copy(self) -> bool:
+        """As _follows(); if it does not, says why."""
+        if self._follows():
+            return True
+        if self.link is not None and (why := self.link.why_apart):
+            self.refused = f"nothing is copied of a master whose log does not come: {why}"
+        return False
 
     async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
         """Makes one pass, and gives it up if the task gets another address.

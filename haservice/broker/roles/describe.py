@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from commitlog.store import Store
 from haservice.broker.roles.rules import RoleInForce
 from haservice.broker.roles.state import RoleState
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.headers.lineage import EpochBody, LineageBody, ListBody, MembersBody, ReplicaBody
-from haservice.replication.lineage.epochs import Epoch
+from haservice.replication.lineage.epochs import Epoch, Lineage
 from haservice.replication.lineage.file import LineageFile, LineageState
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.service import HAService
+from haservice.replication.slave.service import SlaveHAService
 from haservice.replication.status import MasterHeard, MasterLinkStatus, SlaveStatus
+
+
+class LastHeard(NamedTuple):
+    """What a slave had heard of its master by its own link, and the lineage of the log that this was of."""
+
+    heard: MasterHeard
+    lineage: Lineage
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """`config` is the one in force."""
+    """`config` is the one in force.  `before` is what a predecessor in this process had heard as a slave."""
 
     config: NodeConfig
     lineage: LineageFile
@@ -29,6 +38,7 @@ class Describe:
     not_copied: Callable[[], str]
     # The address for clients of a slave's master; "" if it is not known.
     master_addr: Callable[[], str]
+    before: LastHeard | None = None
 
     def body(self, state: RoleState, role: RoleInForce | None = None, *, changing: bool) -> LineageBody:
         """Who we are and what our log is; in `role`, if we are about to be that."""
@@ -37,7 +47,7 @@ class Describe:
         role_from, role_why = role.told
         status = self.ha.status()
         is_slave = role.role.is_slave
-        heard, is_kept = _heard(kept, status.master)
+        heard, is_kept = _heard(kept, status.master, self.before)
         pledge = kept.pledge
         return LineageBody(
             cluster_name=config.broker.cluster_name,
@@ -76,6 +86,14 @@ class Describe:
             unproven=state.unproven,
         )
 
+    @property
+    def last_heard(self) -> LastHeard | None:
+        """For a successor in this process, once the link has ended."""
+        ha, lineage = self.ha, self.lineage.state.lineage
+        if isinstance(ha, SlaveHAService) and ha.heard.end >= 0:
+            return LastHeard(ha.heard, lineage)
+        return self.before
+
 
 def _promise(config: NodeConfig) -> str:
     """With inSyncReplicas=1 a SYNC_MASTER waits for one slave, as with 2."""
@@ -88,8 +106,12 @@ def _promise(config: NodeConfig) -> str:
     return ", ".join(parts)
 
 
-def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHeard, bool]:
-    """What a slave has heard of its master's end, and whether that is only an older note in the file."""
+def _heard(
+    state: LineageState, link: MasterLinkStatus | None, before: LastHeard | None
+) -> tuple[MasterHeard, bool]:
+    """What a slave has heard of its master's end, and whether that is only an older note in the file: a store may have
+    been put back with the file, but not while the process lived.
+    """
     if link is None:
         # A broker that only its file makes the master knows what it heard as a slave.
         last = state.lineage.last
@@ -101,6 +123,8 @@ def _heard(state: LineageState, link: MasterLinkStatus | None) -> tuple[MasterHe
         )
     if link.master_end >= 0:
         return MasterHeard(link.master_end, link.last_read_timestamp_ms), False
+    if before is not None and before.lineage == state.lineage:
+        return before.heard, False
     return MasterHeard(state.master_end, state.master_heard_ms), state.master_end >= 0
 
 

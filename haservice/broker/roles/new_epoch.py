@@ -57,6 +57,7 @@ from haservice.remoting.headers.lineage import (
 from haservice.replication.lineage.epochs import LogSpan, of_one_promotion
 from haservice.replication.lineage.file import Pledge, RoleCommand
 from haservice.replication.lineage.membership import ReplicaList, vote_of, why_unsafe, why_unsafe_to_go_on
+from haservice.replication.lineage.own_record import with_forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +365,7 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         return state, (Refuse(ticket, f"no replica {gone[:32]} is known"),)
     if gone == kept.members.master:
         return state, (Refuse(ticket, "that is the master that made the list: no broker waits for it"),)
-    given = ReplicaList()
+    given, forgotten = ReplicaList(), kept.forgotten
     if state.who.is_slave:
         members = kept.members.written_off(gone)
         given = kept.given if kept.given.version == kept.members.version else kept.members
@@ -372,11 +373,12 @@ def forget(state: RoleState, ticket: int, header: ForgetHeader, view: View) -> S
         last = kept.lineage.last
         epoch = last.number if last is not None else 0
         members = kept.members.forgotten(epoch, kept.lineage.mark(view.log.end), gone)
+        forgotten = with_forgotten(kept, gone, members.version)
     replicas = {one: replica for one, replica in kept.replicas.items() if one != gone}
     text = f"a replica is forgotten id={gone[:8]} addr={kept.members.replicas.get(gone, '')}"
     then: tuple[Action, ...] = (Say(LogLevel.WARNING, text),)
     if not state.who.is_slave:
         then = (*then, TakeList(regreet=False))
     change = Writing(ticket, "that it is forgotten", then, forgets=gone)
-    changes = {"members": members, "given": given, "replicas": replicas}
+    changes = {"members": members, "given": given, "replicas": replicas, "forgotten": forgotten}
     return state.but(change=change), (Write(changes, listed=kept.members),)

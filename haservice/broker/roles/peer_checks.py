@@ -190,8 +190,8 @@ def _why_older_copy(state: RoleState, peers: Sequence[LineageBody], kept: Lineag
     for one in peers:
         is_known = is_member(kept.members, one) or one.replica_id in state.ahead
         if is_known and not one.is_master:
-            listed, log_end = members_of(one), one.log_end
-            if why := why_older_copy(kept, one.broker_addr, listed, lineage_of(one), log_end):
+            who, listed = (one.replica_id, one.broker_addr), members_of(one)
+            if why := why_older_copy(kept, *who, listed, lineage_of(one), one.log_end):
                 return why
     return ""
 

@@ -21,7 +21,7 @@ from commitlog.store import Store
 from haservice.broker.lease.start import waiting, why_not_first, with_free_id
 from haservice.broker.metadata.registration import MasterAddresses
 from haservice.broker.metadata.slave_sync import SlaveSync
-from haservice.broker.roles.describe import Describe
+from haservice.broker.roles.describe import Describe, LastHeard
 from haservice.broker.roles.executor import RoleEvents, RoleExecutor
 from haservice.broker.roles.hands import RoleHands
 from haservice.broker.roles.peers import Heard, Peers
@@ -73,6 +73,7 @@ class OpenedRole:
     lineage: LineageFile
     peers: Peers
     state: RoleState
+    before: LastHeard | None = None
 
     @property
     def begins_epoch(self) -> bool:
@@ -88,7 +89,13 @@ class RoleStartup:
     """`config` is the node's in the role in force, `role` why; `state` is as far as it is known by now."""
 
     def __init__(
-        self, file_config: NodeConfig, client: BlockingClient, heard: int, *, leads: bool = True
+        self,
+        file_config: NodeConfig,
+        client: BlockingClient,
+        heard: int,
+        *,
+        leads: bool = True,
+        before: LastHeard | None = None,
     ) -> None:
         """`leads`: whether it may start as a master.  With a coordinator only a successor of a node that was
         promoted may: who is the master is not known before the coordinator was read.
@@ -129,6 +136,7 @@ class RoleStartup:
             str(file_config.log.log_path),
         )
         self.state = RoleState(who, heard=heard)
+        self._before = before
 
     # -- the start ----------------------------------------------------------------------------------
 
@@ -182,7 +190,7 @@ class RoleStartup:
                 raise OSError(errno.EAGAIN, self.state.broken)
             if self.state.turning:
                 return self.state.turning
-        return OpenedRole(config, self.role, store, lineage, peers, self.state)
+        return OpenedRole(config, self.role, store, lineage, peers, self.state, self._before)
 
     def _heard(self, peers: Peers, also: Sequence[str]) -> Heard:
         """Who is there.  Before it leads, it looks again with patience where somebody is silent: a broker that stands
@@ -344,6 +352,7 @@ class RoleKeeper:
             ha,
             not_copied=lambda: unfit_tables() or slave_sync.refused,
             master_addr=lambda: slave_sync.master_addr or "",
+            before=opened.before,
         )
         hands = RoleHands(
             opened.config,
@@ -369,6 +378,10 @@ class RoleKeeper:
     @property
     def state(self) -> RoleState:
         return self.executor.state
+
+    @property
+    def last_heard(self) -> LastHeard | None:
+        return self._describe.last_heard
 
     def describe(self, role: RoleInForce | None = None) -> LineageBody:
         """Who we are and what our log is; in `role`, if we are about to be that."""

@@ -30,8 +30,21 @@ def bytes_cut(root: Path, cuts: Sequence[AckedCut]) -> int:
     return sum(one.end - one.start for one in not_removed(root, cuts))
 
 
-def with_cut(cuts: Sequence[AckedCut], one: AckedCut) -> tuple[AckedCut, ...]:
-    return (*cuts, one)[-CUTS_MAX:]
+def with_cut(root: Path, cuts: Sequence[AckedCut], one: AckedCut) -> tuple[AckedCut, ...]:
+    """With that one, instead of those of the same bytes of which nothing is kept: the cut failed, and is tried anew."""
+    there = [
+        each for each in cuts if not _is_same(each, one) or (each.kept != one.kept and kept_of(root, each))
+    ]
+    return (*there, one)[-CUTS_MAX:]
+
+
+def is_known(cuts: Sequence[AckedCut], one: AckedCut) -> bool:
+    """Whether a cut of the same bytes was written down before."""
+    return any(_is_same(each, one) for each in cuts)
+
+
+def _is_same(one: AckedCut, other: AckedCut) -> bool:
+    return (one.start, one.end) == (other.start, other.end)
 
 
 def kept_of(root: Path, one: AckedCut) -> list[Path]:

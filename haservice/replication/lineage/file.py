@@ -13,6 +13,7 @@
     joined        the newest epoch that a coordinator has told us
     acknowledged  of a slave: up to where its masters have told that its log is acknowledged, see slave/shown_end.py
     ackedCuts     what was cut here although a slave had acknowledged it, see acked_cuts.py
+    forgotten     of a master: whom an operator forgot, see own_record.py
     handingOver   of a master: the slave that may have been promoted, while its answer is not known
 
 It lies outside RocketMQ's own directories: a stock broker refuses a store with a file that it does not know.
@@ -153,6 +154,8 @@ class LineageState:
     """Below here consumers may read this broker as a slave with haReadMark=STRICT."""
     acked_cuts: tuple[AckedCut, ...] = ()
     """What was cut of this broker's log although a slave had acknowledged it, the newest last."""
+    forgotten: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Replicas that an operator forgot while we were the master, the newest last: the version of the list without."""
     past: tuple[Epoch, ...] = ()
     """Epochs that left no byte, in the order of their numbers.  For people; nothing is decided by them."""
 
@@ -420,6 +423,7 @@ class _Written(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     joined: int = -1
     acknowledged: int = 0
     acked_cuts: tuple[AckedCut, ...] = ()
+    forgotten: dict[str, tuple[int, int]] = {}
     past: list[Any] = []
     pledge: Pledge | UnsetType | None = None
     command: RoleCommand | UnsetType | None = None

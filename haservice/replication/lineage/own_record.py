@@ -10,11 +10,13 @@ back with it, only a replica can tell: see why_older_copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from haservice.bounds import OFFSET_MAX
 from haservice.mastership.whole import Evidence, Place, why_not_whole
 from haservice.replication.lineage.epochs import PROMOTION_STEP, Lineage, LogSpan, Mark, common_point
 from haservice.replication.lineage.file import LineageState
-from haservice.replication.lineage.membership import ReplicaList
+from haservice.replication.lineage.membership import REPLICAS_MAX, ReplicaList
 
 DURABLE = "lineage/durable"
 OWN_EPOCHS = "its list of epochs"
@@ -50,9 +52,9 @@ def own_evidence(
 
 
 def why_older_copy(
-    state: LineageState, addr: str, listed: ReplicaList, theirs: Lineage, their_end: int
+    state: LineageState, replica_id: str, addr: str, listed: ReplicaList, theirs: Lineage, their_end: int
 ) -> str:
-    """Why our log is an older copy of itself, by what the replica at `addr` has of it: more of an epoch of ours than
+    """Why our log is an older copy of itself, by what that replica at `addr` has of it: more of an epoch of ours than
     we had at a restart.  "" if nothing says so.  `listed` is the newest list of replicas that it knows.
 
     A SYNC_MASTER whose machine went down begins an epoch only once it has heard every replica that its file calls in
@@ -69,14 +71,26 @@ def why_older_copy(
     if before is None or after is None or after.master != me or after.number % PROMOTION_STEP == 0:
         return ""
     numbers = {one.number // PROMOTION_STEP for one in (wrote, after, own.epochs[-1])}
-    if len(numbers) > 1 or _is_given_up(state, addr, listed):
+    if len(numbers) > 1 or _is_given_up(state, replica_id, addr, listed):
         return ""
     reach, told = Mark(before.number, common.point), Mark(wrote.number, their_end)
     return why_not_whole(Evidence(reach, {addr: told})) or ""
 
 
-def _is_given_up(state: LineageState, addr: str, listed: ReplicaList) -> bool:
-    """Whether that replica was forgotten, and with it what it has; not if it knows a later list of ours than we do."""
-    if any(addr in one.replicas.values() for one in state.members.lists):
+def _is_given_up(state: LineageState, replica_id: str, addr: str, listed: ReplicaList) -> bool:
+    """Whether an operator forgot that replica here, and with it what it has; not if it was let back since: then it is
+    on our list, or it knows a later one of ours.
+    """
+    listed_here = state.members.replicas
+    if replica_id in listed_here or addr in listed_here.values():
         return False
-    return listed.master != state.replica_id or listed.version <= state.members.version
+    without = state.forgotten.get(replica_id)
+    return without is not None and (listed.master != state.replica_id or listed.version <= without)
+
+
+def with_forgotten(
+    state: LineageState, replica_id: str, without: tuple[int, int]
+) -> Mapping[str, tuple[int, int]]:
+    """LineageState.forgotten, once an operator has forgotten that replica by the list of that version."""
+    others = {one: version for one, version in state.forgotten.items() if one != replica_id}
+    return dict([*others.items(), (replica_id, without)][-REPLICAS_MAX:])

@@ -104,7 +104,8 @@ class Greeter:
         state = self._greets.lineage.state
         if self._role != BrokerRole.SYNC_MASTER.value or state.joined >= 0:
             return ""
-        return why_older_copy(state, slave.broker_addr, slave.members, slave.lineage, slave.log.end)
+        who, listed = (slave.replica_id, slave.broker_addr), slave.members
+        return why_older_copy(state, *who, listed, slave.lineage, slave.log.end)
 
     def _acked(self, slave: SlaveHello) -> int:
         known = self._greets.lineage.state.replicas.get(slave.replica_id)
@@ -213,9 +214,9 @@ class Greeter:
                 self._in_sync.heard_ms(connection),
             )
             if progress.state is MasterState.TRANSFER:
-                lack = self._in_sync.lack(connection, end, now_s)
+                may_have_all = self._in_sync.may_have_all(connection, end, now_s)
                 one = msgspec.structs.replace(
-                    self._replica(slave, progress.reported, heard_ms), in_sync=lack is None
+                    self._replica(slave, progress.reported, heard_ms), in_sync=may_have_all
                 )
             else:
                 one = self._replica(slave, slave.position, heard_ms)

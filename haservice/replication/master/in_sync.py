@@ -59,10 +59,22 @@ class InSync:
             return Lack(NotInSync.BYTES_BEHIND, (lag_bytes, self._fallbehind_max_bytes))
         if not self._table.counts(progress):
             return Lack(NotInSync.NOT_COUNTED, (self._waited_for(),))
-        behind_s = self._lag_s(progress.reported, end, now_s)
+        return self._late(connection, end, now_s)
+
+    def _late(self, connection: HAConnection, end: int, now_s: float) -> Lack | None:
+        behind_s = self._lag_s(connection.progress.reported, end, now_s)
         if behind_s * 1000 > self._slave_timeout_ms:
             return Lack(NotInSync.SECONDS_BEHIND, (behind_s, self._slave_timeout_ms))
         return None
+
+    def may_have_all(self, connection: HAConnection, end: int, now_s: float) -> bool:
+        """Whether the slave is in sync, or lacks only that it counts: after a power cut it may be the one that has
+        what was not flushed here, and has to be heard.
+        """
+        lack = self.lack(connection, end, now_s)
+        if lack is not None and lack.why is NotInSync.NOT_COUNTED:
+            lack = self._late(connection, end, now_s)
+        return lack is None
 
     def near(self, offset: int) -> bool:
         """Whether a slave whose log ends at `offset` would be in sync, judged by bytes."""

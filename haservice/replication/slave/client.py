@@ -40,7 +40,7 @@ from haservice.replication.slave.arrivals import ArrivalsReader
 from haservice.replication.slave.dial import dial, parse_address
 from haservice.replication.slave.record_check import RecordCheck, first_bytes
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
-from haservice.replication.slave.session import OBJECTION, SlaveSession
+from haservice.replication.slave.session import OBJECTION, OwnLogDamaged, SlaveSession
 from haservice.replication.slave.shown_end import ShownEnd
 from haservice.replication.slave.states import LINKED, State
 from haservice.replication.status import MasterHeard, MasterLinkStatus
@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 # What is received is metered this often.
 METER_S = 0.02
+# What our own disk says; all other errors of the system are the network's.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 NO_MASTER = "no master known: no nameserver has named one, and haMasterAddress is not set"
 
 
@@ -110,6 +112,8 @@ class HAClient:
         self._on_lost = on_lost
         self._on_greeted = on_greeted
         self._greeted = False  # by a master of ours, over the present link
+        self._agreed = False  # the two logs were one, and since then nothing but our own log stood in the way
+        self._apart = ""
         self._doors = doors
         self._clock_ms = clock_ms
         self._housekeeping_s = config.housekeeping_interval_ms / 1000
@@ -136,8 +140,13 @@ class HAClient:
 
     @property
     def follows(self) -> bool:
-        """Whether the master's log comes, or is about to: the two logs are one."""
-        return self._greeted or self.connected
+        """Whether the master's log comes, or would if ours took it: the two logs are one."""
+        return self._greeted or self.connected or self._agreed
+
+    @property
+    def why_apart(self) -> str:
+        """Why the master's log does not come, if that is not the network's affair; else ""."""
+        return "" if self.follows else self._apart
 
     @property
     def is_refused(self) -> bool:
@@ -226,6 +235,7 @@ class HAClient:
                         self._do_all(self._next_event())
                 except (OSError, ProtocolError, CommitLogError) as error:
                     if not self._left:
+                        self._note_lost(error)
                         self._do_all(session.lost(error, time.monotonic()))
         except Exception as error:
             self._broke_off(error)
@@ -233,6 +243,15 @@ class HAClient:
         finally:
             if self._stopping:
                 self._end()
+
+    def _note_lost(self, error: Exception) -> None:
+        """A disk that is full, or a log that is damaged, says nothing against the master.  After any other end there
+        may be another one at its address.
+        """
+        is_network = isinstance(error, OSError) and error.errno not in DISK
+        is_ours = not is_network and isinstance(error, (OSError, OwnLogDamaged, CommitLogError))
+        self._agreed = self.follows and is_ours
+        self._apart = "" if is_network else str(error)
 
     def _broke_off(self, error: Exception) -> None:
         """A mistake of ours ends the thread.  When it runs again, it dials again."""
@@ -258,6 +277,7 @@ class HAClient:
     def _told(self) -> Sequence[Action]:
         with self._lock:
             self._news, self._left, address = False, self._stopping, self._address
+        self._agreed, self._apart = False, ""
         assert address is not None
         return self._session.told(address)
 
@@ -342,6 +362,7 @@ class HAClient:
         plan, master = action.greeting.plan, action.greeting.master
         assert plan is not None
         assert master is not None
+        self._agreed = True
         self._rejoin.carry_out(action.greeting)
         self._greeted = True
         if self._shown is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commitlog.log.log import Arrivals, wall_clock_ms
-from haservice.replication.lineage.acked_cuts import AckedCut, with_cut
+from haservice.replication.lineage.acked_cuts import AckedCut, is_known, with_cut
 from haservice.replication.lineage.epochs import Lineage, LogSpan, Plan, Step
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.lineage.own_record import acked_by_slaves
@@ -160,17 +160,18 @@ class Rejoin:
 
     def _note_acked(self, plan: Plan, kept: str) -> None:
         """Writes down, before the cut, what of it a slave had acknowledged; `kept` is its name's beginning in cut/."""
-        start, end = span_of(self._log).end - plan.lost_bytes, acked_by_slaves(self.lineage.state)
-        cuts = self.lineage.state.acked_cuts
-        if not plan.lost_bytes or end <= start or (start, end) in ((one.start, one.end) for one in cuts):
+        cuts, held = self.lineage.state.acked_cuts, span_of(self._log).end
+        start, end = held - plan.lost_bytes, min(held, acked_by_slaves(self.lineage.state))
+        if not plan.lost_bytes or end <= start:
             return
-        logger.error(
-            "cuts what a slave had acknowledged, so clients may have got an OK for it from=%d to=%d kept=%s;"
-            " mqadmin check names it until it is removed",
-            *(start, end, self.lineage.root / "cut" / kept),
-        )
         cut = AckedCut(start, end, kept, wall_clock_ms())
-        self.lineage.update(acked_cuts=with_cut(cuts, cut))
+        if not is_known(cuts, cut):
+            logger.error(
+                "cuts what a slave had acknowledged, so clients may have got an OK for it from=%d to=%d kept=%s;"
+                " mqadmin check names it until it is removed",
+                *(start, end, self.lineage.root / "cut" / kept),
+            )
+        self.lineage.update(acked_cuts=with_cut(self.lineage.root, cuts, cut))
 
     def follow_stock(self) -> None:
         """Forgets epochs that our log has not reached, before bytes come from a master that keeps no epochs.

@@ -18,7 +18,7 @@ from haservice.replication.slave.client import HAClient
 from haservice.replication.slave.recorder import MasterRecorder
 from haservice.replication.slave.rejoin import IncomingCheck, Rejoin, ReplicaLog
 from haservice.replication.slave.shown_end import ShownEnd
-from haservice.replication.status import HAStatus
+from haservice.replication.status import HAStatus, MasterHeard
 from haservice.replication.wire.secure import SecureDoors
 from haservice.service import Service
 from haservice.supervisor import Supervisor
@@ -101,12 +101,20 @@ class SlaveHAService:
         return self._client.connected
 
     @property
-    def follows(self) -> bool:  # whether the master's log comes, or is about to
+    def follows(self) -> bool:  # whether the master's log comes, or would if ours took it
         return self._client.follows
+
+    @property
+    def why_apart(self) -> str:  # why it does not come, if that is not the network's affair
+        return self._client.why_apart
 
     @property
     def is_refused(self) -> bool:  # whether this slave's log and its master's do not go together
         return self._client.is_refused
+
+    @property
+    def heard(self) -> MasterHeard:  # of the master whose log is, or was, one with this slave's
+        return self._client.heard
 
     @property
     def greeted_by(self) -> str:  # the master of ours to which the link is up, "" if it is not
