@@ -397,6 +397,24 @@ def test_a_master_takes_back_what_a_slave_that_answers_has_before_it_takes_write
     assert (world.state.held, world.end, world.kept.lineage.epochs[-1].number) == ("", 1400, 2)
 
 
+@pytest.mark.parametrize("case", ["log moved away", "an older copy", "power alone", "promoted"])
+def test_a_power_cut_of_before_is_no_excuse_for_a_log_that_was_put_back(case: str) -> None:
+    """A coordinator lets a log lead that lacks only what power cuts took."""
+    world = Driver(master()).keep(lost_power=True)
+    if case == "log moved away":
+        world.tell(Begin(Heard(), start(had_end=1500)))
+    elif case == "an older copy":
+        said = peer("s", (1, 0, ME), (1000, 800, ME), end=1400)
+        world = Driver(master(), Ask=Heard([said])).keep(lost_power=True).tell(Tick())
+    elif case == "power alone":
+        world.keep(whole_from=OFFSET_MAX).tell(Begin(Heard(), start()))
+    else:
+        world = candidate("s", GatherPledges=Votes([voter("s")])).keep(lost_power=True, whole_from=900)
+        assert isinstance(world.ask(PromoteHeader("SYNC_MASTER")), Answer)
+    assert bool(world.state.held) is (case != "promoted")
+    assert world.kept.lost_power is (case == "power alone")
+
+
 def test_a_master_that_a_slave_knows_from_a_later_epoch_waits_for_an_operator() -> None:
     world = Driver(master()).tell(Begin(Heard([peer("s", (1, 0, ME), (1000, 800, ME), end=1400)]), start()))
     assert "s:10911 remembers" in world.state.held

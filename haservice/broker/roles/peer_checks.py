@@ -45,7 +45,7 @@ from haservice.broker.roles.rules import (
 )
 from haservice.broker.roles.state import Begin, Change, Looking, RoleState, Step, View
 from haservice.configuration.settings import BrokerRole
-from haservice.mastership.whole import Evidence, Place, why_not_whole
+from haservice.mastership.whole import LOST_POWER, Evidence, Place, why_not_whole
 from haservice.remoting.headers.lineage import FollowHeader, LineageBody
 from haservice.replication.lineage.epochs import UNKNOWN_EPOCH, LogSpan, Mark, plan
 from haservice.replication.lineage.epochs import Step as PlanStep
@@ -68,7 +68,8 @@ class Look(Looking):
         evidence = Evidence(kept.lineage.mark(view.log.end), told)
         lost = why_not_whole(evidence) or _why_older_copy(state, result.peers, kept)
         if lost and not state.lost:
-            return state.but(lost=lost, change=Outdated()), (Write({"whole_from": OFFSET_MAX}),)
+            changes = {"whole_from": OFFSET_MAX, "lost_power": False}
+            return state.but(lost=lost, change=Outdated()), (Write(changes),)
         claims = newer_masters(kept.replica_id, kept.lineage, result.peers)
         return Proving(claims, result).begin(state, view)
 
@@ -120,6 +121,7 @@ def start_as_master(state: RoleState, heard: Heard, start: StartOfMaster, view: 
     if lost:
         state = state.but(lost=lost)
         changes["whole_from"] = max(kept.whole_from, _had_end(kept, evidence))
+        changes["lost_power"] = kept.lost_power and lost == LOST_POWER
     if waiting or lost or undecided or state.undecided:
         undecided = undecided and f"{undecided}: {state.who.failover}"
         state = state.but(waiting=waiting, undecided=state.undecided or undecided)

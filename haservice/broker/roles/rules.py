@@ -260,7 +260,6 @@ def new_epoch(
     `addr` is where clients reach us, `needed` how many slaves make an OK.  Raises ValueError, as next_number().
     """
     lineage = with_new_epoch(state, log, why, now_ms, promoted=promoted, heard=heard)
-    number = lineage.epochs[-1].number
     return {
         "lineage": lineage,
         "replicas": none_in_sync(state, log.end),
@@ -268,7 +267,8 @@ def new_epoch(
         "pledge": None,
         "given": ReplicaList(),
         "whole_from": 0,
-        **listed(state, number, log.end, addr, needed),
+        "lost_power": False,
+        **listed(state, lineage.epochs[-1].number, log.end, addr, needed),
     }
 
 
