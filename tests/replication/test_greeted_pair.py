@@ -23,7 +23,7 @@ from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
 from haservice.replication import rates_and_backoff
 from haservice.replication.lineage.acked_cuts import AckedCut, bytes_cut, cuts_text, with_cut
-from haservice.replication.lineage.epochs import Epoch, Lineage, LogSpan, Mark
+from haservice.replication.lineage.epochs import PROMOTION_STEP, Epoch, Lineage, LogSpan, Mark
 from haservice.replication.lineage.file import LineageFile, Replica
 from haservice.replication.lineage.membership import ReplicaList
 from haservice.replication.lineage.own_record import with_forgotten
@@ -362,7 +362,7 @@ def test_a_slave_behind_retention_begins_anew_and_keeps_only_what_the_master_has
     raw(b, SEGMENT_BYTES)
     first = Epoch(1, 0, a.id)
     b.lineage.update(lineage=Lineage((first,)))
-    second = Epoch(2, SEGMENT_BYTES - 100 if parted else SEGMENT_BYTES + 5, a.id)
+    second = Epoch(PROMOTION_STEP, SEGMENT_BYTES - 100 if parted else SEGMENT_BYTES + 5, a.id)
     a.lineage.update(lineage=Lineage((first, second)))
     with a.leads() as ha, b.follows(ha.port, check=AnyBytes()):
         level(a, b)
