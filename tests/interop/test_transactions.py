@@ -164,7 +164,7 @@ def test_a_slave_that_becomes_the_master_asks_about_what_it_copied(
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 0, done.output
     consumer = java.push(namesrv, f"promoted-group-{kind}", topic)
-    wait_until(lambda: b"open" in consumer.bodies(), "it is asked about, and delivered", 30)
+    wait_until(lambda: b"open" in consumer.bodies(), "it is asked about, and delivered", 90)
     # The end of another may not have come to the slave: a producer does not wait for an answer to it.
     assert [one.body for one in producer.checks()].count(b"open") == 1
     assert consumer.bodies().count(b"open") == 1
