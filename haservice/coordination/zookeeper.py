@@ -386,7 +386,8 @@ class ZooKeeperCoordinator:
                 self._watch_one(key)
                 on_change()
 
-        client.exists_async(self._path(key), watch=told)
+        # What changed since the last one told, and before this one was set, nobody tells: so it is asked for then.
+        client.exists_async(self._path(key), watch=told).rawlink(lambda _: on_change())
 
     def _state_is(self, client: KazooClient, state: str) -> None:
         """In kazoo's thread, which must not wait."""

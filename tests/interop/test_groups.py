@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.cluster, requires_stock, pytest.ma
 TOPIC = "Groups"
 GROUP = "readers"
 # A slave asks 3 s after its start and every 10 s.
-SYNC_SECONDS = 30.0
+SYNC_SECONDS = 60.0
 Body = TypeVar("Body", bound=JSONBody)
 
 

@@ -26,7 +26,7 @@ LEVELS = "1s 3s 1s 1s 1s 1s"
 SECONDS = [1, 3, 1, 1, 1, 1]
 ROUTE_SECONDS = 30.0
 # A slave asks for its master's progress 3 s after its start and every 10 s.
-SYNC_SECONDS = 30.0
+SYNC_SECONDS = 60.0
 TOPIC = "Retry"
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 
