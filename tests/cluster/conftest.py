@@ -13,6 +13,7 @@ import pytest
 from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import ScratchPair
 from tests.cluster.support import SETTINGS
+from tests.support.coordinators import ETCD_MISSING, Server, etcd
 
 FAILED = pytest.StashKey[bool]()
 
@@ -58,3 +59,11 @@ def admin(make_pair: Callable[..., ScratchPair]) -> Iterator[Callable[[ScratchPa
     yield ask
     for one in opened:
         one.__exit__(None, None, None)
+
+
+@pytest.fixture
+def etcd_server(tmp_path: Path) -> Iterator[Server]:
+    if ETCD_MISSING:
+        pytest.skip(ETCD_MISSING)
+    with etcd(tmp_path) as (server,):
+        yield server

@@ -40,21 +40,13 @@ from tests.cluster.support import (
     send,
     send_ok,
 )
-from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, Server, etcd, zookeeper
+from tests.support.coordinators import ZOOKEEPER_MISSING, Server, zookeeper
 from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
 TTL_S = 3
-
-
-@pytest.fixture
-def etcd_server(tmp_path: Path) -> Iterator[Server]:
-    if ETCD_MISSING:
-        pytest.skip(ETCD_MISSING)
-    with etcd(tmp_path) as (server,):
-        yield server
 
 
 @pytest.fixture

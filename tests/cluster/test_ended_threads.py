@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,21 +12,13 @@ from haservice.devtools.pair import Process, ScratchPair
 from haservice.supervisor import EXIT_CODE
 from tests.cluster.support import numbered, read, send_ok, start_master_with_topic, wait_follows
 from tests.cluster.test_auto_failover import Numbers, is_ok, role_of, started
-from tests.support.coordinators import ETCD_MISSING, Server, etcd
+from tests.support.coordinators import Server
 from tests.support.dying import dying
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.cluster
 
 ROLE_KEEPER = "haservice.broker.roles.executor:RoleExecutor._one"
-
-
-@pytest.fixture
-def etcd_server(tmp_path: Path) -> Iterator[Server]:
-    if ETCD_MISSING:
-        pytest.skip(ETCD_MISSING)
-    with etcd(tmp_path) as (server,):
-        yield server
 
 
 def ended(process: Process) -> str:

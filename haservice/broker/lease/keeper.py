@@ -109,12 +109,12 @@ class LeaseKeeper:
         self._wanted = WantedSwitchover()
         self._strange: frozenset[str] = frozenset()  # keys that are none of ours, as they were told
         self._throttle = LogThrottle()
-        self._failure: tuple[str, BaseException] | None = None
+        self._failure = ""
+        """Why its thread does not run."""
 
     def failed(self, name: str, error: BaseException) -> float | None:
         """Its thread has failed: a master answers no OK before the thread has taken the lease again."""
-        self._failure = name, error
-        why = f"thread {name} has failed: {error!r}"
+        self._failure = why = f"thread {name} has failed: {error!r}"
         self.gate.block(why)
         self._wanted.give_up(why)
         return self._supervisor.again(name, error)
@@ -167,8 +167,8 @@ class LeaseKeeper:
 
     def switch_over(self, header: SwitchoverHeader) -> SwitchoverBody:
         """Asks the coordinator for a switchover, and waits for it.  Raises RequestError."""
-        if self._failure is not None:
-            raise refused(f"thread {self._failure[0]} has failed: {self._failure[1]!r}")
+        if self._failure:
+            raise refused(self._failure)
         to = self._target(header.target)
         deadline, trouble = Deadline(header.timeout_millis / 1000), ""
         asked = self._wanted.ask(MasterRequest(to, "mqadmin switchover", wall_clock_ms()))
@@ -237,8 +237,8 @@ class LeaseKeeper:
         assert self._last is not None, "the rounds begin with the first node"
         # Between two nodes: nothing is served, and nobody followed.
         is_late = clock_s() > self._detached_s + COMES_UP_SECONDS
-        unfit = "its broker does not come up" if is_late else ""
-        member = replace(self._last.member, state="restarts", unfit=unfit or self._last.member.unfit)
+        unfit = "its broker does not come up" if is_late else self._last.member.unfit
+        member = replace(self._last.member, state="restarts", unfit=unfit)
         return replace(self._last, member=member, opened=-1, follows=-1, counts=None, followers={})
 
     def act(self, action: Action) -> None:
@@ -320,7 +320,7 @@ class LeaseKeeper:
         self._life = uuid.uuid4().hex[:12]
         self._rounds = rounds = Rounds(self, self._life, self._defaults)
         self._left.clear()
-        self._failure = None
+        self._failure = ""
         try:
             with outside("a watch is set"):
                 self._coordinator.watch(WATCHED, self._woken.set, self._supervisor.always)
