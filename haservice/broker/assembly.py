@@ -227,6 +227,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         held=lambda: sends.refuse_all or store.log.writable,
         persist_s=broker.flush_delay_offset_interval_ms / 1000,
         mend=store.mender.mend,
+        queue_to_deliver=tables.topics.queue_to_deliver,
         on_delivered=stats.delivered,
     )
     gauges = Gauges(

@@ -258,6 +258,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
             store_host=parts.store_host,
             is_slave=parts.is_slave,
             unwritable=lambda: sends.refuse_all,
+            queue_to_deliver=parts.topics.queue_to_deliver,
         ),
         _replies_of(parts, sends),
     )

@@ -89,6 +89,7 @@ class Bench:
         self.clock = clock or Clock()
         self.store = Store.open(log_options(root, **options), store_host=STORE_HOST, clock_ms=self.clock)
         self.held: str | None = None
+        self.queues: dict[int, int] = {}
         self.told: list[tuple[int, dict[str, tuple[int, int]]]] = []
         self.offsets = DelayOffsets(PersistedFile(root / "config" / "delayOffset.json"))
         self.offsets.load(level_bounds(self.store.queues.get))
@@ -103,6 +104,7 @@ class Bench:
             held=lambda: self.held,
             clock_ms=self.clock,
             mend=self.store.mender.mend,
+            queue_to_deliver=lambda topic, queue_id: self.queues.get(queue_id, queue_id),
             on_delivered=lambda queue_id, topics, _: self.told.append((queue_id, dict(topics))),
         )
 
@@ -195,6 +197,15 @@ def test_what_is_delivered_is_what_was_sent(make: Callable[..., Bench]) -> None:
     queue = bench.store.queues.get("TopicTest", 3)
     assert queue is not None
     assert queue.read(0, 1)[0].tags_code == 2598919  # of TagA
+
+
+def test_what_waited_goes_where_consumers_read_by_now(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.put(1)
+    bench.queues[3] = 1
+    bench.deliver(1)
+    assert [one.body for one in bench.delivered(queue_id=1)] == [b"x"]
+    assert bench.bodies() == []
 
 
 def test_a_waiting_record_is_as_long_as_a_stock_brokers_and_lies_where_it_would(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -79,6 +80,17 @@ def test_a_commit_delivers_what_the_half_message_was(start: Starter) -> None:
     assert decode_properties(final.properties) == decode_properties(stored.properties)
     assert decode_properties(final.properties)["TAGS"] == "tag"
     assert ended_of(node) == [b"0"]
+
+
+def test_a_commit_goes_where_consumers_read_though_the_topic_has_fewer_queues_by_now(start: Starter) -> None:
+    node = start()
+    with TransactionPeer(node) as peer:
+        half = peer.send_half(body=b"b")
+        topic = node.topics.get("T")
+        assert topic is not None
+        node.topics.update(dataclasses.replace(topic, read_queue_nums=1, write_queue_nums=1))
+        assert peer.end(half, COMMIT).code == 0
+    assert (bodies(node), bodies(node, queue_id=0)) == ([], [b"b"])
 
 
 def test_a_rollback_delivers_nothing(start: Starter) -> None:

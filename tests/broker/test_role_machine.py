@@ -499,7 +499,18 @@ def test_a_master_that_lost_what_it_was_does_not_follow_itself() -> None:
     before = peer("s", (7, 0, "who it was"), end=1000, master_addr=ADDR)
     world = Driver(master()).keep(members=listed(ME, "s")).tell(Begin(Heard([before]), start()))
     assert "what it knew of epochs and replicas is lost" in world.state.held
+    assert "failover -b broker-a --to s:10911 makes a broker with all messages the master" in world.state.held
     assert (world.turned, world.wrote) == (False, [])
+
+
+def test_an_empty_master_in_the_place_of_another_becomes_a_slave() -> None:
+    """Its machine was replaced, and its slave still names the master that had its address."""
+    before = peer("s", (7, 0, "who it was"), end=1000, master_addr=ADDR)
+    empty = Driver(master())
+    empty.end = 0
+    empty.keep(lineage=Lineage(), members=ReplicaList()).tell(Begin(Heard([before]), start()))
+    assert empty.turned
+    assert "what it knew" not in empty.state.held
 
 
 def test_an_empty_master_gives_way_without_a_proof_and_one_with_messages_does_not() -> None:

@@ -19,7 +19,7 @@ from haservice.broker.topics.table import (
 )
 from haservice.configuration.settings import BrokerConfig
 from haservice.persisted_file import PersistedFile
-from haservice.remoting.bodies.clients import DataVersion, TopicConfigWrapper
+from haservice.remoting.bodies.clients import DataVersion, TopicConfig, TopicConfigWrapper
 
 
 def table(directory: Path, changes: list[int] | None = None, **broker: Any) -> TopicTable:
@@ -79,6 +79,18 @@ def test_bad_names_are_refused_in_rocketmqs_words(name: str, said: str) -> None:
 @pytest.mark.parametrize("name", ["a", "%RETRY%g", "inst%name", "a|b_c-D9", "x" * 127])
 def test_good_names_pass(name: str) -> None:
     assert name_fault(name) is None
+
+
+def test_a_message_is_delivered_to_a_queue_that_is_read(tmp_path: Path) -> None:
+    topics = table(tmp_path)
+    topics.update(TopicConfig("T", read_queue_nums=4, write_queue_nums=2))
+    topics.update(TopicConfig("Shut", read_queue_nums=0, write_queue_nums=4))
+    queues = [topics.queue_to_deliver("T", queue_id) for queue_id in (0, 3, 4, 7)]
+    assert (queues, topics.queue_to_deliver("Shut", 7), topics.queue_to_deliver("Other", 7)) == (
+        [0, 3, 0, 3],
+        7,
+        7,
+    )
 
 
 def test_a_send_creates_a_topic_from_its_template(tmp_path: Path) -> None:

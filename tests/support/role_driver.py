@@ -46,6 +46,7 @@ from haservice.replication.lineage.membership import ReplicaList
 
 A = TypeVar("A")
 ME, ADDR = "me", "me:10911"
+FORCED = f"mqadmin failover -b broker-a --to {ADDR} --force"
 # What an action comes to where a test says nothing.
 _FINE: Mapping[str, Result] = {
     "Ask": Heard(),
@@ -57,7 +58,7 @@ _FINE: Mapping[str, Result] = {
 
 
 def master(role: BrokerRole = BrokerRole.SYNC_MASTER, **known: Any) -> RoleState:
-    return RoleState(Who(RoleInForce(role, 0, role, 0), ADDR, "me:10912"), **known)
+    return RoleState(Who(RoleInForce(role, 0, role, 0), ADDR, "me:10912", failover=FORCED), **known)
 
 
 def slave(**known: Any) -> RoleState:

@@ -34,7 +34,7 @@ from commitlog.log.log import Appended, wall_clock_ms
 from commitlog.queues.consume_queue import Entry
 from haservice.broker.delay.levels import BATCH_MESSAGES, due, queue_of
 from haservice.broker.delay.offsets import DelayOffsets
-from haservice.broker.delay.redirect import restored
+from haservice.broker.delay.redirect import QueueToDeliver, as_sent, restored
 from haservice.broker.topics.table import HALF_TOPIC, SCHEDULE_TOPIC
 from haservice.log_throttle import LogThrottle
 
@@ -109,6 +109,7 @@ class DelayDelivery:
         persist_s: float = PERSIST_S,
         clock_ms: Callable[[], int] = wall_clock_ms,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
+        queue_to_deliver: QueueToDeliver = as_sent,
         on_delivered: OnDelivered = lambda queue_id, topics, seconds: None,
     ) -> None:
         """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be.
@@ -117,6 +118,7 @@ class DelayDelivery:
         """
         self._on_delivered = on_delivered
         self._mend = mend
+        self._queue_to_deliver = queue_to_deliver
         self._log = log
         self._find_queue = find_queue
         self._offsets = offsets
@@ -236,7 +238,7 @@ class DelayDelivery:
     def _message(self, level: _Level, offset: int, entry: Entry) -> NewMessage | None:
         """The message to deliver; None if it never can be.  Raises StoreUnreadable if the disk fails."""
         try:
-            message = restored(self._stored(level, offset, entry))
+            message = restored(self._stored(level, offset, entry), self._queue_to_deliver)
         except (CorruptRecord, OffsetNotFound, ValueError) as error:
             self._pass_over(level, offset, entry, str(error))
             return None

@@ -10,7 +10,7 @@ ScheduleMessageService).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commitlog.kernel.layout import SYS_TRANSACTION_MASK
@@ -75,7 +75,16 @@ def to_half(message: NewMessage) -> Redirected:
     return _elsewhere(message, HALF_TOPIC, 0, properties, message.sys_flag & ~SYS_TRANSACTION_MASK)
 
 
-def restored(stored: StoredMessage) -> NewMessage:
+QueueToDeliver = Callable[[str, int], int]
+"""In which queue of a topic consumers find what was sent to this one."""
+
+
+def as_sent(topic: str, queue_id: int) -> int:
+    """A QueueToDeliver where topics never have fewer queues than before."""
+    return queue_id
+
+
+def restored(stored: StoredMessage, queue_to_deliver: QueueToDeliver = as_sent) -> NewMessage:
     """A stored message on its way back to its real topic and queue, with its properties unchanged.
 
     Raises ValueError if it does not name them.
@@ -86,7 +95,7 @@ def restored(stored: StoredMessage) -> NewMessage:
         raise ValueError(f"real topic {topic!r} queue {queue_id[:20]!r} of a redirected message")
     return NewMessage(
         topic,
-        int(queue_id),
+        queue_to_deliver(topic, int(queue_id)),
         stored.body,
         stored.properties.removesuffix(b"\x02"),
         stored.flag,

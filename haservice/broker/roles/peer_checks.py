@@ -262,9 +262,10 @@ class Proving(Looking):
     def _not_to_itself(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
         """A broker that lost its lineage file is another replica now, and was that newer master itself."""
         if self.start is not None:
+            another = state.who.failover_to(self.claims[0][1].broker_addr)
             why = (
                 f"this broker was the master of epoch {newer.epoch}, and what it knew of epochs and replicas is lost:"
-                f" mqadmin failover makes a broker with all messages the master, or this one: {state.who.failover}"
+                f" {another} makes a broker with all messages the master, or this one: {state.who.failover}"
             )
             state = state.but(undecided=why)
         return replace(self, claims=self.claims[1:]).begin(state, view)
@@ -282,7 +283,9 @@ class Proving(Looking):
 
     def _give_way(self, state: RoleState, newer: NewerMaster, view: View) -> Step:
         if newer.broker_addr == state.who.broker_addr:
-            return self._not_to_itself(state, newer, view)
+            if not view.log.is_empty:
+                return self._not_to_itself(state, newer, view)
+            newer = replace(newer, broker_addr="")  # that master is gone: another machine is in its place
         why = f"stepped down: {newer.broker_addr or 'another broker'} is the master of epoch {newer.epoch}"
         return Following(newer, why, self.heard).begin(state.but(unproven=""), view)
 

@@ -49,9 +49,9 @@ class Who:
         """The command that counts first whether anything may be lost."""
         return self.failover.removesuffix(" --force")
 
-    @property
-    def failover_to_another(self) -> str:
-        return self.counted_failover.replace(f"--to {self.broker_addr}", "--to ADDR")
+    def failover_to(self, addr: str = "ADDR") -> str:
+        """The command for another broker."""
+        return self.counted_failover.replace(f"--to {self.broker_addr}", f"--to {addr}")
 
     @property
     def is_slave(self) -> bool:
@@ -190,7 +190,7 @@ class RoleState:
         trouble = f"{self.trouble}; " if self.trouble else ""
         return (
             f"{self.lost}: see that the right disk is mounted at {who.log_path}, and restart this broker; {start}"
-            f"{trouble}if another broker has all messages: {who.failover_to_another};"
+            f"{trouble}if another broker has all messages: {who.failover_to()};"
             f" if they are lost for good: {who.failover}"
         )
 

@@ -133,6 +133,16 @@ class TopicTable:
     def get(self, topic: str) -> TopicConfig | None:
         return self._table.get(topic)
 
+    def queue_to_deliver(self, topic: str, queue_id: int) -> int:
+        """Where consumers find a message whose queue was chosen when it was sent, which may be long ago.
+
+        It is another queue if the topic has fewer to read by now: RocketMQ writes to a queue that nobody reads.
+        """
+        known = self._table.get(topic)
+        if known is None or known.read_queue_nums <= 0 or queue_id < known.read_queue_nums:
+            return queue_id
+        return queue_id % known.read_queue_nums
+
     def __len__(self) -> int:
         return len(self._table)
 

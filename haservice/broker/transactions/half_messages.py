@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from commitlog.kernel.layout import SYS_TRANSACTION_COMMIT, SYS_TRANSACTION_MASK, SYS_TRANSACTION_ROLLBACK
 from commitlog.kernel.records import NewMessage, StoredMessage, decode_properties, encode_properties
-from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, restored
+from haservice.broker.delay.redirect import CHECK_TIMES, ORIGINAL, QueueToDeliver, as_sent, restored
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 
 # The offsets of this group in both queues are the progress of the check.
@@ -58,12 +58,12 @@ def original_of(half: StoredMessage, properties: dict[str, str]) -> int:
     return number_of(properties.get(ORIGINAL, ""), half.queue_offset)
 
 
-def committed(half: StoredMessage) -> NewMessage:
+def committed(half: StoredMessage, queue_to_deliver: QueueToDeliver = as_sent) -> NewMessage:
     """The message that consumers get, as RocketMQ writes it: its properties are those of the half message.
 
     Raises ValueError for a half message that does not say where it belongs.
     """
-    message = restored(half)
+    message = restored(half, queue_to_deliver)
     message.sys_flag = half.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
     message.prepared_transaction_offset = half.physical_offset
     return message

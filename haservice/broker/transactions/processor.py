@@ -25,6 +25,7 @@ from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
 from commitlog.kernel.records import NewMessage, StoredMessage, decode, decode_properties, parse_message_id
 from commitlog.log.log import Appended, wall_clock_ms
 from haservice.broker.acl.message_rights import Caller, MessageRights
+from haservice.broker.delay.redirect import QueueToDeliver, as_sent
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.pull.query import record_at
 from haservice.broker.send.durability import Durability
@@ -75,6 +76,7 @@ class TransactionProcessor:
         store_host: bytes,
         is_slave: bool,
         unwritable: Callable[[], str | None] = lambda: None,
+        queue_to_deliver: QueueToDeliver = as_sent,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         """`unwritable` says why nothing can be stored now, besides what the log itself says."""
@@ -86,6 +88,7 @@ class TransactionProcessor:
         self._store_host = store_host
         self._is_slave = is_slave
         self._unwritable = unwritable
+        self._queue_to_deliver = queue_to_deliver
         self._clock_ms = clock_ms
 
     def handlers(self) -> dict[int, Processor]:
@@ -159,7 +162,7 @@ class TransactionProcessor:
 
     def _append_final(self, half: StoredMessage) -> int:
         try:
-            return self._log.append(committed(half)).end
+            return self._log.append(committed(half, self._queue_to_deliver)).end
         except MessageBeyondLimits as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}") from None
         except LogNotWritable as error:
