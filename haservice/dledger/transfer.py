@@ -157,6 +157,7 @@ class LeadershipTransfer:
             return
         _, request = self._taking
         if state.now_s >= self._taking_until_s:
+            elector.taking_term = -1  # it votes for others again, who may need it
             self._end_taking(DLedgerResponseCode.TAKE_LEADERSHIP_FAILED)
         elif state.term == request.term + 1 == elector.taking_term:
             pass  # it has asked for votes

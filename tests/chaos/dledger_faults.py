@@ -189,7 +189,7 @@ class Faults:
             entry is None
             or not log.holds_durably(entry)
             or any(index in one.log.damaged for one in others)
-            or not any(one.log.now.get(index) is not None and one.log.holds_durably(entry) for one in others)
+            or not any(one.log.disk.get(index) == entry for one in others)  # which a power cut leaves there
         ):
             return
         log.damaged.add(index)

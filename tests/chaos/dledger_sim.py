@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from haservice.dledger.codes import DLedgerResponseCode
 from haservice.dledger.events import MemberRole
 from haservice.dledger.messages import LedgerEntry, MemberMessage
+from haservice.dledger.patience import GROWTH_MAX
 from haservice.dledger.settings import MemberSettings
 from haservice.dledger.wire import answer_command, read_request, request_command
 from haservice.remoting.command import RemotingCommand, decode, encode
@@ -347,6 +348,10 @@ class World:
         self.on(FAULTS_S)
         self.faults.heal_all()
         self.send_s = (0.1, 0.3)
+        if any(
+            one.member is not None and one.member.patience_s > one.settings.patience_s for one in self.nodes
+        ):
+            self.on(GROWTH_MAX * self.nodes[0].settings.patience_s)  # so patient a group may become
         self.on(CALM_S)
         elections = len(self.elections)
         self.on(SETTLE_S - CALM_S)

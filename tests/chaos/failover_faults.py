@@ -215,13 +215,15 @@ class Faults:
         self._boot_later(node)
 
     def _power(self) -> None:
-        """All machines go down.  One that has the most finds all of it again."""
+        """All machines go down.  The voter that has the most finds all of it again: what none of them has is gone,
+        whoever else has it.
+        """
         world, nodes = self._world, self._world.nodes
         ids = decode(world.server.read()).voters.ids
         hurt = world.emptied or not ids <= {one.id for one in nodes}
         if hurt and world.source.random() >= LAST_COPIES:
             return
-        most = max(nodes, key=lambda one: one.place)
+        most = max([one for one in nodes if one.id in ids] or nodes, key=lambda one: one.place)
         for node in nodes:
             node.lose_power(0 if node is most else world.source.randrange(6))
             self._boot_later(node)

@@ -28,7 +28,12 @@ def why_nobody(world: World, now: Cluster, lost: Node | None = None) -> str:
     if status is None:
         return ""
     all_there = {node.id: node for node in world.nodes if node is not lost}
-    there = {one: node for one, node in all_there.items() if not _lacks_its_log(node)}
+    # Who had heard of more than a store has that was put back remembers it, whatever a restored coordinator says.
+    there = {
+        one: node
+        for one, node in all_there.items()
+        if not _lacks_its_log(node) and node.name not in world.emptied
+    }
     whole = [there[one] for one in now.voters.ids & there.keys()]
     last = there.get(status.replica_id) if status.replica_id in now.voters.ids else None
     if last is not None and not (status.goes_on and any(one.place > last.place for one in there.values())):

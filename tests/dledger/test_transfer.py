@@ -205,3 +205,11 @@ def test_a_preferred_member_that_does_not_take_the_lead_is_asked_less_and_less_o
     driven.elect()
     driven.on(29.0)
     assert not driven.asks(LeadershipTransferRequest), "nor because it was elected again"
+
+
+def test_who_could_not_take_the_leadership_in_time_votes_for_others_again() -> None:
+    """Where a third member is not whole, nobody is elected without it."""
+    driven = following(log_of(1))
+    told(driven, 0)
+    driven.on(1.1)
+    assert driven.vote("n2", 5, (2, 0), pre_vote=True) is VoteResult.ACCEPT
