@@ -8,6 +8,7 @@ the part that is known.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Mapping
 from itertools import islice
 from typing import Any
@@ -51,6 +52,8 @@ WARN_INTERVAL_S = 5.0
 
 # Topics put into the table in one step.
 LEARNED_AT_ONCE = 1000
+# Topics of one registration that are told as left out.
+LEFT_OUT_MAX = 10
 # Bytes of a body that are summed in one step.
 SUMMED_AT_ONCE = 1024 * 1024
 
@@ -65,6 +68,7 @@ class BrokerProcessors:
         self._kv = kv
         self._turns = ReadingTurns()
         self._throttle = LogThrottle(WARN_INTERVAL_S)
+        self._told_left_out = LogThrottle(math.inf)
         table.on_restored = self._say_restored
 
     def handlers(self) -> dict[int, Processor]:
@@ -102,7 +106,7 @@ class BrokerProcessors:
     def _read(
         self, told: BrokerAnnouncement, request: RemotingCommand, header: RegisterBrokerHeader
     ) -> Generator[None, None, BrokerAnnouncement]:
-        """`told` with what the body says; raises BodyUnreadable, and RequestError for impossible topics."""
+        """`told` with what the body says; raises BodyUnreadable, and RequestError for impossible numbers."""
         body: PlainRegistration | CompressedRegistration
         if request.version < REGISTER_BODY_VERSION:
             body = PlainRegistration(request.body, bare=True)
@@ -115,13 +119,19 @@ class BrokerProcessors:
         topics: dict[str, QueuesOfTopic] | None = {} if told.broker_id == MASTER_ID else None
         if topics is not None and self._table.wants_topics(told):
             new = 0
+            left_out: dict[str, str] = {}
             for part in body.parts():
                 queues = _queues_of(part)
-                new += self._table.check_topics(told.broker_name, queues)
+                unfit = self._table.unfit(told.broker_name, queues)
+                for name in unfit:
+                    del queues[name]
+                left_out.update(islice(unfit.items(), max(0, LEFT_OUT_MAX - len(left_out))))
+                new += self._table.new_topics(told.broker_name, queues)
                 self._table.check_room(told.broker_name, new)
                 topics.update(queues)
                 if len(request.body) > PART_BYTES:
                     yield
+            self._say_left_out(told, left_out)
         elif header.compressed:
             return told._replace(topics=topics)  # the filter servers stand behind the topics
         return told._replace(
@@ -232,6 +242,15 @@ class BrokerProcessors:
                 newer.addr,
                 newer.epoch,
             )
+
+    def _say_left_out(self, told: BrokerAnnouncement, left_out: Mapping[str, str]) -> None:
+        """Once for a topic of a broker, though each registration brings it."""
+        for topic, fault in left_out.items():
+            if self._told_left_out.ready((told.broker_name, topic)):
+                logger.error(
+                    "topic left out, the rest of its broker is known name=%s addr=%s topic=%s: its name %s",
+                    *(told.broker_name, told.addr, topic[:64], fault),
+                )
 
     def _say_restored(self, name: str, addr: str) -> None:
         logger.warning(

@@ -26,7 +26,7 @@ from haservice.bounds import EPOCH_JUMP_MAX, QUEUES_MAX
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import KnownEpoch, KnownEpochs
 from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
-from haservice.nameserver.topic_queues import QueuesOfTopic, TopicQueues
+from haservice.nameserver.topic_queues import QueuesOfTopic, TopicQueues, name_fault
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
     BrokerData,
@@ -44,7 +44,6 @@ PERM_WRITE = 2
 BROKERS_MAX = 10_000
 QUEUE_ENTRIES_MAX = 500_000  # topics × broker names
 FILTER_SERVERS_MAX = 100
-NAME_BYTES_MAX = 255
 
 
 @dataclass(slots=True)
@@ -101,7 +100,9 @@ class RouteTable:
         """
         self.check(told)
         if told.topics is not None and told.broker_id == MASTER_ID:
-            self.check_room(told.broker_name, self.check_topics(told.broker_name, told.topics))
+            left_out = self.unfit(told.broker_name, told.topics)
+            told = told._replace(topics={n: one for n, one in told.topics.items() if n not in left_out})
+            self.check_room(told.broker_name, self.new_topics(told.broker_name, told.topics or ()))
         registered = self.enlist(told, channel)
         if registered.learns:
             if told.topics is not None:
@@ -337,18 +338,21 @@ class RouteTable:
                 f"told of is {known.epoch}, of {known.addr}, and {EPOCH_JUMP_MAX} more are accepted at most"
             )
 
-    def check_topics(self, broker_name: str, topics: Mapping[str, QueuesOfTopic]) -> int:
-        """How many of these are new to that name.  Raises RequestError for impossible values."""
-        known, new = self._queues.of_name(broker_name), 0
+    def unfit(self, broker_name: str, topics: Mapping[str, QueuesOfTopic]) -> dict[str, str]:
+        """The topics whose names cannot be taken, with the reasons; raises RequestError for impossible numbers."""
+        known, unfit = self._queues.of_name(broker_name), {}
         for topic, queues in topics.items():
-            if topic not in known:
-                new += 1
-                _check_name("topicName", topic)
+            if topic not in known and (fault := name_fault(topic)) is not None:
+                unfit[topic] = fault
             if min(queues) < 0:
                 raise _refused(f"topic {topic!r} has a negative number of queues, or permission: {queues}")
             if queues.read > QUEUES_MAX or queues.write > QUEUES_MAX:
                 raise _refused(f"topic {topic!r} has more than {QUEUES_MAX} queues: {queues}")
-        return new
+        return unfit
+
+    def new_topics(self, broker_name: str, topics: Collection[str]) -> int:
+        """How many of these are new to that name."""
+        return len(set(topics).difference(self._queues.of_name(broker_name)))
 
     def check_room(self, broker_name: str, new: int) -> None:
         """Raises RequestError if there is no room for so many new topics of that name."""
@@ -487,9 +491,8 @@ def _broker_data(name: str, broker: _Broker) -> BrokerData:
 
 
 def _check_name(what: str, name: str) -> None:
-    size = len(name.encode("utf-8", "surrogatepass"))
-    if not name.strip() or not name.isprintable() or size > NAME_BYTES_MAX:
-        raise _refused(f"{what} {name[:64]!r} is not a printable name of 1 ... {NAME_BYTES_MAX} bytes")
+    if (fault := name_fault(name)) is not None:
+        raise _refused(f"{what} {name[:64]!r} {fault}")
 
 
 def _refused(remark: str) -> RequestError:

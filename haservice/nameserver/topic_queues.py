@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar, cast
 
 T = TypeVar("T", bound=tuple[object, ...])
 
+NAME_BYTES_MAX = 255
 # Values kept to be shared; clusters have a few dozen.
 SHARED_MAX = 10_000
 
@@ -24,6 +25,14 @@ class QueuesOfTopic(NamedTuple):
     write: int
     perm: int
     sys_flag: int
+
+
+def name_fault(name: str) -> str | None:
+    """Why this can be no name of a cluster, broker or topic."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not name.strip() or not name.isprintable() or size > NAME_BYTES_MAX:
+        return f"is not a printable name of 1 ... {NAME_BYTES_MAX} bytes"
+    return None
 
 
 class TopicQueues:

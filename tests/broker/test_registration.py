@@ -15,6 +15,7 @@ from haservice.broker.topics.table import TopicTable, topic_config
 from haservice.configuration.settings import TOPICS_MAX, BrokerConfig, NameserverConfig
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
+from haservice.errors import RequestError
 from haservice.nameserver.broker_requests import BrokerProcessors
 from haservice.nameserver.node import NameserverNode
 from haservice.persisted_file import PersistedFile
@@ -352,8 +353,13 @@ def test_a_registration_that_is_refused_or_too_large_is_told_with_the_name_serve
     assert "maxTopics" in registered.registration.trouble
     monkeypatch.setattr("haservice.broker.topics.told.BODY_BYTES_MAX", 1 << 20)
     wait_until(lambda: registered.registration.trouble == "", "taken")
-    registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"\n": TopicConfig("\n")}))
-    wait_until(lambda: "is not a printable name" in registered.registration.trouble, "refused")
+
+    def refuse(*_: object) -> None:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, "the nameserver is full")
+
+    monkeypatch.setattr("haservice.nameserver.route_table.RouteTable.check_room", refuse)
+    registered.topics.replace_all(TopicConfigWrapper(DataVersion(2, 1), {"U": TopicConfig("U")}))
+    wait_until(lambda: "the nameserver is full" in registered.registration.trouble, "refused")
 
 
 def test_a_master_hears_from_a_name_server_that_its_epoch_is_over(

@@ -185,6 +185,20 @@ def test_a_registered_topic_has_a_route(peer: Peer) -> None:
     )
 
 
+def test_a_topic_whose_name_cannot_be_is_left_out_told_once_and_the_rest_is_known(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "%RETRY%" + "g" * 249
+    for version in (V1, V2):
+        peer.register("T", long, "U", version=version)
+    assert sorted(TopicList.decode(peer.ok(206).body).topic_list) == ["T", "U"]
+    assert peer.ask(105, {"topic": long}).code == 17
+    told = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+    assert len(told) == 1
+    assert "name=broker-a addr=127.0.0.1:10911" in told[0]
+    assert "is not a printable name of 1 ... 255 bytes" in told[0]
+
+
 def test_an_unknown_topic_is_code_17(peer: Peer) -> None:
     answer = peer.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "nowhere"})
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST

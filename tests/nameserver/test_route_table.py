@@ -316,9 +316,8 @@ def test_a_hostile_registrar_is_bounded(clock: Clock) -> None:
         master(cluster="x" * 256),
         master()._replace(broker_id=-1),
         master()._replace(broker_id=2**63),
-        master(**{"": FOUR}),
-        master(**{"t" * 256: FOUR}),
         master(T=FOUR._replace(read=-1)),
+        master(T=QueuesOfTopic(2**31 - 1, 4, 6, 0)),
         master()._replace(filter_servers=["f"] * 101),
     ],
 )
@@ -440,10 +439,17 @@ def test_a_number_beyond_belief_takes_no_route_from_a_master(table: RouteTable, 
     assert table.register(master(addr=NEW_MASTER)._replace(epoch=10**6), "b").newer is None
 
 
-def test_a_topic_of_more_queues_than_a_client_can_hold_is_refused(table: RouteTable) -> None:
-    with pytest.raises(RequestError, match=r"topic 'T' has .* queues"):
-        table.register(master(T=QueuesOfTopic(2**31 - 1, 4, 6, 0)), "a")
-    assert addrs(table) == {}
+@pytest.mark.parametrize(
+    "bad",
+    ["", "a\nb", "t" * 256],
+    ids=["empty", "not printable", "too long"],
+)
+def test_a_topic_whose_name_cannot_be_is_left_out_and_its_broker_is_known(
+    table: RouteTable, bad: str
+) -> None:
+    table.register(master(T=FOUR, **{bad: FOUR}), "a")
+    assert addrs(table) == {"broker-a": {0: MASTER}}
+    assert table.topics() == ["T"]
 
 
 def test_a_number_beyond_belief_is_forgotten_with_the_stranger_who_came_first(table: RouteTable) -> None:
