@@ -26,7 +26,7 @@ from haservice.broker.delay.delivery import CLOCK_LOOK_S, IDLE_S, DelayDelivery
 from haservice.broker.delay.levels import BATCH_BYTES, BATCH_MESSAGES, due
 from haservice.broker.delay.offsets import TRAIL_MAX, DelayOffsets, Trail, level_bounds
 from haservice.broker.delay.overdue import Overdue
-from haservice.broker.delay.redirect import to_schedule
+from haservice.broker.delay.redirect import restored, to_schedule
 from haservice.broker.send.retries import to_dead_letters
 from haservice.deadline import Deadline
 from haservice.persisted_file import PersistedFile
@@ -374,6 +374,24 @@ def test_what_never_can_be_delivered_is_passed_over(
     assert bench.bodies() == [b"good"]
     assert said in caplog.text
     assert bench.store.queues.get("RMQ_SYS_TRANS_HALF_TOPIC", 0) is None
+
+
+def test_an_error_at_one_message_stops_no_other(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = make()
+    bench.put(1, b"bad")
+    bench.put(1, b"good")
+
+    def broken(stored: StoredMessage, queue_to_deliver: Any) -> Any:
+        if stored.body == b"bad":
+            raise KeyError("whatever is wrong with it")
+        return restored(stored, queue_to_deliver)
+
+    monkeypatch.setattr("haservice.broker.delay.delivery.restored", broken)
+    bench.deliver(1)
+    assert bench.bodies() == [b"good"]
+    assert "delayed message passed over, it stays in the log level=1 offset=0" in caplog.text
 
 
 class RefusingLog(CountingLog):

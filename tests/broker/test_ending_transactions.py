@@ -17,7 +17,7 @@ from commitlog.store import Store
 from haservice.broker.delay.redirect import CHECK_TIMES
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics.table import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from haservice.broker.transactions.check import Question, TransactionCheck
+from haservice.broker.transactions.check import Question, TransactionCheck, question_of
 from haservice.broker.transactions.check_round import Limits, TransactionRules
 from haservice.broker.transactions.half_messages import GROUP, Ends
 from haservice.configuration.settings import BrokerRole
@@ -219,6 +219,48 @@ def test_a_stopping_broker_takes_no_ends(start: Starter) -> None:
 
 
 # Questions
+
+
+def test_a_message_without_room_for_the_marks_of_the_check_stops_no_other(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its properties are within a few bytes of the limit; each round ended there."""
+    node = start()
+    with TransactionPeer(node) as peer:
+        peer.send_half(body=b"small")
+        (small,) = halves_of(node)
+        peer.send_half(body=b"large", FILL="x" * (32767 - len(small.properties) - len("FILL") - 2))
+        peer.send_half(body=b"behind")
+        assert len(halves_of(node)[1].properties) == 32767
+        for _ in range(2):
+            check(node)
+            asked = [peer.question() for _ in range(3)]
+            assert [message.body for _, message in asked] == [b"small", b"large", b"behind"]
+        assert peer.end(place_of(asked[1][0]), COMMIT).code == 0
+        assert peer.end(place_of(asked[2][0]), COMMIT).code == 0
+    assert bodies(node) == [b"large", b"behind"]
+    assert "transaction check stopped" not in caplog.text
+
+
+def test_an_error_at_one_half_message_stops_no_other(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = start()
+
+    def broken(step: Any, place: Any) -> Question:
+        if step.half.body == b"bad":
+            raise KeyError("whatever is wrong with it")
+        return question_of(step, place)
+
+    monkeypatch.setattr("haservice.broker.transactions.check.question_of", broken)
+    with TransactionPeer(node) as peer:
+        for body in (b"bad", b"good"):
+            peer.send_half(body=body)
+        check(node)
+        assert peer.question()[1].body == b"good"
+    assert "half message passed over in this round half_offset=0" in caplog.text
+    assert node.transaction_check._walk is not None
+    assert node.transaction_check._walk.open_count == 2  # it is asked about again, and discarded by the rules
 
 
 def test_the_producer_is_asked_and_its_answer_carried_out(start: Starter) -> None:

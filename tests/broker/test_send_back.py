@@ -11,10 +11,12 @@ from commitlog.kernel.records import StoredMessage, decode, decode_properties
 from haservice.broker.node import BrokerNode
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.bodies.clients import (
+    DataVersion,
     DelayOffsetWrapper,
     KVTable,
     SubscriptionGroupConfig,
     TopicConfig,
+    TopicConfigWrapper,
 )
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -285,3 +287,91 @@ def test_who_gave_back_is_counted(start: Callable[..., BrokerNode], client: Bloc
         addr_of(node), RemotingCommand.request(RequestCode.VIEW_BROKER_STATS_DATA, ext), timeout_s=10.0
     )
     assert answer.code == ResponseCode.SUCCESS
+
+
+LONG_GROUP = "g" * 121
+
+
+def given_topic(node: BrokerNode, name: str) -> None:
+    """A topic whose name is too long for a record, as the table of a stock broker may have it."""
+    topics = {one.topic_name: one for one in node.topics}
+    topics[name] = TopicConfig(name, read_queue_nums=4, write_queue_nums=4, perm=6)
+    node.topics.replace_all(TopicConfigWrapper(DataVersion(99, 1), topics))
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new", "in a stock broker's table"])
+@pytest.mark.parametrize("group", [LONG_GROUP, "g" * 249, "g" * 255])
+def test_a_group_whose_retry_topic_fits_no_record_keeps_its_message(
+    start: Callable[..., BrokerNode], client: BlockingClient, group: str, known: bool
+) -> None:
+    """It was accepted, and never came to anybody."""
+    node = start()
+    if known:
+        given_topic(node, f"%RETRY%{group}")
+    answer = send_back(client, node, sent(client, node), group=group)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"longer than topic max length 127, it has {len(group) + 7}" in (answer.remark or "")
+    assert stored(node, SCHEDULE, 2) == []
+    assert (node.topics.get(f"%RETRY%{group}") is not None) is known
+
+
+@pytest.mark.parametrize("properties", ["DELAY\x013", "TRAN_MSG\x01true\x02PGROUP\x01P"])
+def test_what_is_accepted_for_later_has_a_topic_that_can_be_stored(
+    start: Callable[..., BrokerNode], client: BlockingClient, properties: str
+) -> None:
+    node = start()
+    given_topic(node, f"%RETRY%{LONG_GROUP}")
+    answer = send(client, addr_of(node), f"%RETRY%{LONG_GROUP}", b"later", properties)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "longer than topic max length 127, it has 128" in (answer.remark or "")
+    assert stored(node, SCHEDULE, 2) == stored(node, "RMQ_SYS_TRANS_HALF_TOPIC") == []
+
+
+def filled(text: str, size: int) -> str:
+    """`text` with a property that makes it so long, when the broker has added the cluster's name."""
+    return f"{text}\x02FILL\x01" + "x" * (size - len(f"{text}\x02FILL\x01\x02CLUSTER\x01C"))
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 200, 400])
+def test_a_message_with_the_largest_properties_leaves_its_queue(
+    start: Callable[..., BrokerNode], client: BlockingClient, room: int
+) -> None:
+    """As a dead letter, if a retry has no room for what it adds; it was refused for ever."""
+    node = start()
+    text = filled("TAGS\x01t\x02UNIQ_KEY\x01U", 32767 - room)
+    answer = send(client, addr_of(node), "T", b"body", text)
+    assert answer.code == 0
+    offset = int(answer.ext["msgId"][16:], 16)
+    (before,) = stored(node, "T")
+    assert len(before.properties) == 32767 - room
+    assert send_back(client, node, offset).code == 0
+    came = stored(node, f"%DLQ%{GROUP}") + stored(node, SCHEDULE, 2)
+    assert [one.body for one in came] == [b"body"]
+    kept = decode_properties(came[0].properties)
+    of_the_sender = decode_properties(before.properties)
+    assert [kept[name] for name in ("TAGS", "FILL")] == [of_the_sender[name] for name in ("TAGS", "FILL")]
+    # What comes out of the delay can come back again.
+    assert (came[0].topic == f"%DLQ%{GROUP}") is (room < 400)
+
+
+def test_a_consumer_that_sends_its_last_try_itself_needs_no_room_either(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    text = "\x02".join(
+        [filled("TAGS\x01t", 32740), "RETRY_TOPIC\x01T", "MAX_RECONSUME_TIMES\x0116", "RECONSUME_TIME\x0116"]
+    )
+    answer = send(client, addr_of(node), f"%RETRY%{GROUP}", b"body", text, reconsume_times=16)
+    assert answer.code == 0
+    (letter,) = stored(node, f"%DLQ%{GROUP}")
+    assert len(decode_properties(letter.properties)["FILL"]) > 32_000
+    assert decode_properties(letter.properties)["RETRY_TOPIC"] == "T"
+
+
+def test_a_message_that_was_tried_as_often_as_a_number_says_comes_back(
+    start: Callable[..., BrokerNode], client: BlockingClient
+) -> None:
+    node = start()
+    offset = sent(client, node, reconsume_times=2**31 - 1)
+    assert send_back(client, node, offset).code == 0
+    assert [one.reconsume_times for one in stored(node, f"%DLQ%{GROUP}")] == [2**31 - 1]

@@ -239,7 +239,12 @@ class DelayDelivery:
         """The message to deliver; None if it never can be.  Raises StoreUnreadable if the disk fails."""
         try:
             message = restored(self._stored(level, offset, entry), self._queue_to_deliver)
-        except (CorruptRecord, OffsetNotFound, ValueError) as error:
+        except (CommitLogError, OSError) as error:
+            if not isinstance(error, CorruptRecord | OffsetNotFound):
+                raise
+            self._pass_over(level, offset, entry, str(error))
+            return None
+        except Exception as error:  # whatever is wrong with this one, those behind it come
             self._pass_over(level, offset, entry, str(error))
             return None
         if message.topic == HALF_TOPIC:

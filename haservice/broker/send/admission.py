@@ -19,7 +19,7 @@ from commitlog.kernel.layout import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
 )
-from commitlog.kernel.records import NewMessage
+from commitlog.kernel.records import NewMessage, decode_properties
 from haservice.broker.delay.redirect import delay_level, is_half, to_half, to_schedule
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.send.retries import (
@@ -27,6 +27,7 @@ from haservice.broker.send.retries import (
     DLQ_QUEUE_NUMS,
     SAYS_MAX_RECONSUME_TIMES,
     dead_letter_topic,
+    spared,
     to_dead_letters,
 )
 from haservice.broker.topics.table import (
@@ -37,6 +38,7 @@ from haservice.broker.topics.table import (
     RETRY_PREFIX,
     SYS_FLAG_UNIT,
     TopicTable,
+    length_fault,
     name_fault,
 )
 from haservice.errors import RequestError
@@ -135,6 +137,9 @@ class Admission:
         if topic.topic_filter_type == MULTI_TAG:
             sys_flag |= SYS_MULTI_TAGS
         properties, wait, asked = self._properties(header.properties, header.batch)
+        if len(properties) > PROPERTIES_BYTES_MAX and name.startswith(RETRY_PREFIX) and not header.batch:
+            # With what its consumer added it has no room for a retry, and a refusal would keep it in its queue.
+            dead, properties = True, spared(decode_properties(properties))
         body = request.body
         if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
             raise self._too_large(len(body), len(properties))
@@ -180,6 +185,9 @@ class Admission:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "the message is illegal: a batch can have no delay and no transaction",
             )
+        # The topic where it waits would take it; its own topic, from a stock broker's table, never would.
+        if (fault := length_fault(message.topic)) is not None:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {fault}")
         if dead:
             group = message.topic.removeprefix(RETRY_PREFIX)
             self._topics.find_or_create(dead_letter_topic(group), DLQ_QUEUE_NUMS, PERM_READ | PERM_WRITE)

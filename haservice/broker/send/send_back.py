@@ -30,6 +30,7 @@ from haservice.broker.send.retries import (
     SAYS_MAX_RECONSUME_TIMES,
     consumed_topic,
     dead_letter_topic,
+    group_fault,
     retry_topic,
     sent_back,
 )
@@ -98,6 +99,8 @@ class SendBackProcessor:
         config = self._checked_group(header.group)
         if config.retry_queue_nums <= 0:
             return command.answer()
+        if (fault := group_fault(header.group)) is not None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
         caller = self._rights.caller(connection, command)
         return asyncio.ensure_future(self._send_back(command, header, config, caller))
 

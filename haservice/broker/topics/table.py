@@ -71,8 +71,14 @@ def name_fault(topic: str) -> str | None:
         return "The specified topic is blank."
     if _NAME.fullmatch(topic) is None:
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if len(topic) > TOPIC_LENGTH_MAX:
-        return f"The specified topic is longer than topic max length {TOPIC_LENGTH_MAX}, it has {len(topic)}."
+    return length_fault(topic)
+
+
+def length_fault(topic: str) -> str | None:
+    """Why no record can have this topic, in RocketMQ's words: a table of a stock broker may name longer ones."""
+    size = len(topic.encode("utf-8", "surrogatepass"))
+    if size > TOPIC_LENGTH_MAX:
+        return f"The specified topic is longer than topic max length {TOPIC_LENGTH_MAX}, it has {size}."
     return None
 
 
@@ -221,12 +227,14 @@ class TopicTable:
     ) -> TopicConfig:
         """The topic, created with these numbers if it is missing; for the broker's own `%RETRY%` topics.
 
-        Raises TopicsFull.
+        Raises TopicsFull, and RequestError for a name that no record can have.
         """
         with self._lock:
             known = self._table.get(topic)
             if known is not None:
                 return known
+            if (fault := length_fault(topic)) is not None:
+                raise RequestError(ResponseCode.SYSTEM_ERROR, fault)
             created = topic_config(topic, queue_nums, perm)
             if topic_sys_flag:
                 created = dataclasses.replace(created, topic_sys_flag=topic_sys_flag)

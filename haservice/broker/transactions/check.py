@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from commitlog.errors import CommitLogError, CorruptRecord, MessageBeyondLimits, OffsetNotFound
+from commitlog.kernel.layout import PROPERTIES_BYTES_MAX
 from commitlog.kernel.records import (
     StoredMessage,
     decode,
@@ -211,7 +212,26 @@ class TransactionCheck:
         )
 
     def _do(self, step: Step) -> None:
-        """Carries out `step`; raises LogNotWritable if it cannot for now."""
+        """Carries out `step`; raises CommitLogError and OSError if it cannot for now.
+
+        What fails for this message alone counts as done: the others go on, and its checks are counted.
+        """
+        try:
+            self._carry_out(step)
+        except (CommitLogError, OSError) as error:
+            if not isinstance(error, MessageBeyondLimits):
+                raise
+            self._pass_over(step, error)
+        except Exception as error:
+            self._pass_over(step, error)
+
+    def _pass_over(self, step: Step, error: Exception) -> None:
+        logger.error(
+            "half message passed over in this round half_offset=%d id=%s reason=%r",
+            *(step.half.queue_offset, step.half.message_id, error),
+        )
+
+    def _carry_out(self, step: Step) -> None:
         if isinstance(step, Discard):
             self._discard(step)
             return
@@ -312,7 +332,9 @@ def question_of(step: Check, place: RoundPlace) -> Question:
     """The question to the producer, with the message as consumers would get it, and where it lies now."""
     half = step.half
     message = restored(half)
-    message.properties = encode_properties(step.properties)
+    marked = encode_properties(step.properties)
+    if len(marked) <= PROPERTIES_BYTES_MAX:  # else it is asked about as it was sent
+        message.properties = marked
     body = encode(message, half.store_host)
     stamp(body, *place)
     unique = step.properties.get(UNIQUE_KEY)
