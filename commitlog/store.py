@@ -211,6 +211,7 @@ class Store:
         elif self.queues.max_physical_offset > report.end:
             self.queues.truncate(report.end)
         self.index.truncate(report.end)
+        self.queues.lower_floors(report.end)
         self.queues.correct_min_offset(report.start)
         return report
 

@@ -24,6 +24,7 @@ from commitlog.disk.descriptors import Descriptors
 from commitlog.disk.files import NOT_OPENED, Files, NotAllWritten
 from commitlog.queues.queue_files import QueueFiles
 from commitlog.queues.readable_queue import PRE_BLANK_SIZE, Entry, RecordSource, stored_ms
+from commitlog.queues.topic_floors import FILE, TopicFloors
 from commitlog.queues.writable_queue import ConsumeQueue, PlannedWrite
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class ConsumeQueues:
 
     def __init__(self, directory: Path, file_bytes: int, files: Files) -> None:
         self.directory = directory
+        self.floors = TopicFloors(directory.parent / FILE, files)
         self.written_ms = 0
         self.durable_ms = 0
         self.written_position = 0
@@ -97,7 +99,7 @@ class ConsumeQueues:
             known = self._topics[topic] = (topic, self.directory / topic)
         topic, directory = known
         files = QueueFiles(directory, queue_id, self._file_bytes, self._files, self._descriptors)
-        return ConsumeQueue(topic, queue_id, files, self._on_cut)
+        return ConsumeQueue(topic, queue_id, files, self._on_cut, self.floors.of(topic))
 
     def _note_change(self) -> None:
         self.generation = next(self._generations)
@@ -143,6 +145,7 @@ class ConsumeQueues:
         Raises StoreUnreadable.
         """
         self._log_start = log_start
+        self.floors.load()
         self._files.make_directory(self.directory)
         for topic in self._files.listdir(self.directory):
             try:
@@ -154,6 +157,8 @@ class ConsumeQueues:
                     self.find_or_create(topic, int(name)).load(log_start)
                 else:
                     logger.warning("no queue, passed over path=%s", self.directory / topic / name)
+        for topic in self.floors.table():
+            self._settle_floor(topic)
 
     def truncate(self, physical_offset: int) -> int:
         """Drops the messages from `physical_offset` in the log on; returns from how many queues."""
@@ -164,6 +169,7 @@ class ConsumeQueues:
 
         The caller has to lower() claims for times later than that of the last message left.
         """
+        self.lower_floors(physical_offset)
         for _, queue in self.items():
             queue.rewind(physical_offset, self._unsynced_topics)
         self._sync_topics()
@@ -174,6 +180,7 @@ class ConsumeQueues:
             queues = list(self._table.values())
             self._table = {}
             self._note_change()
+        self.floors.let_go()
         self._dirty.clear()
         self._waiting.clear()
         self._unsynced_topics.clear()
@@ -230,7 +237,9 @@ class ConsumeQueues:
         return sum([queue.expire(physical_offset) for _, queue in self.items()])
 
     def delete_topic(self, topic: str) -> int:
-        """Removes all queues of a topic; returns how many there were."""
+        """Removes all queues of a topic, as RocketMQ does: they come back if the log is dispatched again.  Returns
+        how many there were.
+        """
         with self._lock:
             keys = [key for key in self._table if key[0] == topic]
             queues = [self._table.pop(key) for key in keys]
@@ -238,6 +247,38 @@ class ConsumeQueues:
         for queue in queues:
             queue.delete()
         return len(queues)
+
+    def forget_topics(self, floors: Mapping[str, int], log_start: int) -> list[str]:
+        """Deletes topics: of each, what lies below its floor in the log; returns those of which something was new.
+
+        It stays deleted, also if the log is dispatched again.  The writing thread rests.  Raises OSError.
+        """
+        changed = self.floors.merge(floors, log_start)
+        for topic in changed:
+            self._settle_floor(topic)
+        return changed
+
+    def lower_floors(self, end: int) -> None:
+        """The log ends at `end`; what comes next is not what was deleted behind it.  Raises OSError."""
+        lowered = frozenset(self.floors.lower(end))
+        for (topic, _), queue in self.items():
+            if topic in lowered:
+                queue.set_floor(self.floors.of(topic))
+
+    def _settle_floor(self, topic: str) -> None:
+        """Removes the topic's queues that have nothing behind its floor, and lets the others begin there."""
+        floor = self.floors.of(topic)
+        with self._lock:
+            queues = [queue for key, queue in self._table.items() if key[0] == topic]
+            gone = [queue for queue in queues if queue.known_physical_offset <= floor]
+            for queue in gone:
+                del self._table[topic, queue.queue_id]
+            self._note_change()
+        for queue in queues:
+            if queue in gone:
+                queue.delete()
+            else:
+                queue.set_floor(floor)
 
     def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
         """Deletes the files of queues whose messages all lie before `physical_offset`, unless

@@ -46,6 +46,7 @@ class ConsumeQueue(ReadableQueue):
         "_tail",
         "doubtful",
         "first_distrusted",
+        "floor",
         "known_physical_offset",
         "max_physical_offset",
     )
@@ -53,11 +54,18 @@ class ConsumeQueue(ReadableQueue):
     _files: QueueFiles
 
     def __init__(
-        self, topic: str, queue_id: int, files: QueueFiles, on_cut: Callable[[], None] = lambda: None
+        self,
+        topic: str,
+        queue_id: int,
+        files: QueueFiles,
+        on_cut: Callable[[], None] = lambda: None,
+        floor: int = 0,
     ) -> None:
-        """`on_cut` is called whenever its numbers change by anything but append()."""
+        """`on_cut` is called whenever its numbers change by anything but append().  `floor`: its topic was deleted;
+        what lies below counts no more."""
         super().__init__(topic, queue_id, files)
         self._on_cut = on_cut
+        self.floor = floor
         self.max_physical_offset = 0
         # Guards the list of files: against a write, a cut, an expiry and a deletion at the same time.
         self._lock = threading.Lock()
@@ -76,7 +84,7 @@ class ConsumeQueue(ReadableQueue):
         self._pending_start = 0
         self._next_offset = 0
         self._first_offset = 0
-        self.known_physical_offset = 0
+        self.known_physical_offset = floor
         # Where the next write() cuts the queue first; None if it only goes on.
         self._anew: int | None = None
 
@@ -225,7 +233,8 @@ class ConsumeQueue(ReadableQueue):
             self.doubtful = self._drop(seen.max_offset, written=end.written)
             self._end_at(seen.max_offset, last)
             self._tail = tail
-            self.min_offset = seen.first_behind(log_start, seen.first_behind(0, self.first_offset))
+            begin = max(log_start, self.floor)
+            self.min_offset = seen.first_behind(begin, seen.first_behind(0, self.first_offset))
         self._flushed_offset = self.max_offset
 
     def take_last_entry(self) -> Entry | None:
@@ -286,7 +295,7 @@ class ConsumeQueue(ReadableQueue):
         self._pending.clear()
         self._anew = None
         self._pending_start = self._first_offset = self._next_offset = end
-        self.known_physical_offset = self.max_physical_offset
+        self.known_physical_offset = max(self.max_physical_offset, self.floor)
         self._note_cut()
 
     def _note_cut(self) -> None:
@@ -343,6 +352,8 @@ class ConsumeQueue(ReadableQueue):
             if self._deleted or cuts != self._cuts:
                 return []
             changed = [number for number in sorted(units) if self._differs(number, units[number])]
+            if self.floor:
+                changed = [number for number in changed if UNIT.unpack(units[number])[0] >= self.floor]
             for number in changed:
                 self._files.write(number * UNIT_BYTES, units[number])
                 self._flushed_offset = min(self._flushed_offset, number)
@@ -355,7 +366,10 @@ class ConsumeQueue(ReadableQueue):
     def begin_at(self, queue_offset: int) -> None:
         """Lets the queue begin at this number: the log still has its message."""
         with self._lock:
-            if self.first_offset <= queue_offset < self.min_offset:
+            if (
+                self.first_offset <= queue_offset < self.min_offset
+                and self._place(queue_offset) >= self.floor
+            ):
                 self.min_offset = queue_offset
 
     def end_at(self, queue_offset: int) -> None:
@@ -364,6 +378,20 @@ class ConsumeQueue(ReadableQueue):
             self._cut(queue_offset)
             self.doubtful = False
             self.first_distrusted = None
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its topic was deleted, and nothing has come since."""
+        return self.floor > 0 and self.min_offset >= self.max_offset
+
+    def set_floor(self, floor: int) -> None:
+        """Its topic was deleted up to `floor` in the log, or the log was cut there.  The writing thread rests."""
+        with self._lock:
+            self.floor = floor
+            if not self._pending:
+                self.known_physical_offset = max(self.max_physical_offset, floor)
+            self.correct_min_offset(floor)
+            self._note_cut()
 
     def correct_min_offset(self, physical_offset: int) -> None:
         """Lets the queue begin at its first message at or behind `physical_offset`, where the log begins."""

@@ -30,6 +30,7 @@ from commitlog.log.salvage import Held, keep_aside, walk_towards
 from commitlog.log.segments import Segments
 from commitlog.options import LogOptions
 from commitlog.queues.consume_queue import ConsumeQueues
+from commitlog.queues.topic_floors import FILE
 from commitlog.recovery.checkpoint import Checkpoint
 from commitlog.recovery.intent_log import Emptying, IntentLog, Rewinding
 
@@ -176,6 +177,7 @@ def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
 
     May be called again after a crash amid the call.
     """
+    remove_tree(files, options.root / FILE)  # places in the log that goes
     for directory, name in _directories(options):
         if not files.exists(directory):
             continue

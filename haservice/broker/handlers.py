@@ -59,6 +59,7 @@ from haservice.broker.stats.counted_log import CountedLog
 from haservice.broker.stats.counters import Stats
 from haservice.broker.stats.overview import OverviewProcessor
 from haservice.broker.topics.admin import TopicProcessor
+from haservice.broker.topics.deleted import DeletedTopics
 from haservice.broker.topics.readable import ReadableTopics, Topics
 from haservice.broker.topics.table import SCHEDULE_TOPIC, TRACE_TOPIC, TopicTable
 from haservice.broker.transactions.check import TransactionCheck, load_ends
@@ -212,6 +213,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         broker.default_query_max_num,
         store.index_mender.suspect,
         lambda: store.index_mender.busy,
+        store.queues.floors.of,
     )
     live = parts.live
     live.follow({DELAY_STATS}, lambda config: _count_delivered(parts.stats, config))
@@ -276,17 +278,17 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
     config, store, offload = parts.config, parts.store, parts.server.offload
     topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
     name, is_slave = config.broker.broker_name, parts.is_slave
-    view = StoreQueues(store.queues, store.log)
+    view, deleted = StoreQueues(store.queues, store.log), DeletedTopics(store)
     return (
         TopicProcessor(
             topics,
-            store.queues,
+            deleted,
             view,
             offload,
             broker_name=name,
             is_slave=is_slave,
             told=parts.told,
-            on_deleted=traffic.forget_topic,
+            on_deleted=partial(_forget_topic, parts),
         ),
         StateProcessor(
             parts.stats,
@@ -334,6 +336,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             store.retention.order_passes,
             traffic,
             offload,
+            delete=deleted.delete,
             is_slave=is_slave,
         ),
     )
@@ -388,6 +391,12 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
     return replies
 
 
+def _forget_topic(parts: Parts, topic: str) -> None:
+    """A topic of that name is a new one: its queues begin at 0 after a restart, and groups with their first message."""
+    parts.stats.traffic.forget_topic(topic)
+    parts.offsets.remove_topic(topic)
+
+
 def vip_processors_of(processors: Processors) -> Processors:
     """RocketMQ's second port serves everything but pulls."""
     return {code: one for code, one in processors.items() if code != RequestCode.PULL_MESSAGE}
@@ -397,7 +406,9 @@ def _readable_topics(parts: Parts) -> Topics:
     if not parts.is_slave:
         return parts.topics
     queues = parts.store.queues
-    return ReadableTopics(parts.topics, lambda: (key for key, _ in queues.items()))
+    return ReadableTopics(
+        parts.topics, lambda: (key for key, queue in queues.items() if not queue.is_deleted)
+    )
 
 
 def _send_back(parts: Parts, sends: SendProcessor) -> SendBackProcessor:

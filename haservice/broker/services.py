@@ -22,6 +22,7 @@ from haservice.broker.metadata.tables import Tables
 from haservice.broker.roles.rules import as_in_file
 from haservice.broker.send.durability import Durability, PutStatus, ReplicaProof, Wait
 from haservice.broker.stats.ha_samples import HASamples
+from haservice.broker.topics.deleted import DeletedTopics
 from haservice.configuration.live_settings import LiveSettings, file_of
 from haservice.configuration.settings import BrokerRole, NodeConfig, ReadMark
 from haservice.coordination.gate import Gate
@@ -196,6 +197,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         overdue=Overdue(store.queues.get, tables.delays, levels),
         keep=tables.keep,
         on_copied=tables.awaited.copied,
+        delete=DeletedTopics(store).delete,
     )
 
 

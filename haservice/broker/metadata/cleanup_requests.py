@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
 from commitlog.log.log import wall_clock_ms
@@ -37,12 +37,18 @@ SLAVE_SPARES_MS = 600_000
 T = TypeVar("T")
 
 
+class DeletableQueue(Queue, Protocol):
+    @property
+    def is_deleted(self) -> bool: ...
+
+    @property
+    def max_physical_offset(self) -> int: ...
+
+
 class Queues(Protocol):
     """The parts of ConsumeQueues that clear."""
 
-    def items(self) -> Iterable[tuple[tuple[str, int], Queue]]: ...
-
-    def delete_topic(self, topic: str, /) -> int: ...
+    def items(self) -> Iterable[tuple[tuple[str, int], DeletableQueue]]: ...
 
     def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool], /) -> int: ...
 
@@ -68,10 +74,13 @@ class HousekeepingProcessor:
         traffic: Traffic,
         offload: Offload,
         *,
+        delete: Callable[[Mapping[str, int]], object],
         is_slave: bool,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
+        """`delete` deletes of each topic what lies below a place of the log."""
         self._topics = topics
+        self._delete = delete
         self._offsets = offsets
         self._queues = queues
         self._index = index
@@ -149,14 +158,20 @@ class HousekeepingProcessor:
         gone = []
         for topic in sorted(self._unused()):
             if self._topics.get(topic) is None:  # a send may have created it anew meanwhile
-                self._queues.delete_topic(topic)
+                self._delete({topic: self._end_of(topic)})
                 gone.append(topic)
         return gone
+
+    def _end_of(self, topic: str) -> int:
+        """Where its last message ends in the log."""
+        return max(
+            (queue.max_physical_offset for key, queue in self._queues.items() if key[0] == topic), default=0
+        )
 
     def _unused(self) -> Iterator[str]:
         newest_ms: dict[str, int] = {}
         for (topic, queue_id), queue in list(self._queues.items()):
-            if topic in SPARED_TOPICS or self._topics.get(topic) is not None:
+            if topic in SPARED_TOPICS or queue.is_deleted or self._topics.get(topic) is not None:
                 continue
             stored_ms = self._view.stored_ms(topic, queue_id, queue.max_offset - 1) if self._is_slave else 0
             newest_ms[topic] = max(stored_ms, newest_ms.get(topic, 0))

@@ -116,12 +116,14 @@ class SlaveSync:
         overdue: Callable[[], bool] = lambda: False,
         keep: Callable[[str, bytes], str] = lambda name, content: "",
         on_copied: Callable[[str], None] = lambda name: None,
+        delete: Callable[[Mapping[str, int]], object] = lambda floors: None,
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
         name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
         delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
-        be lost, by its file's name, and returns where; it may raise OSError.
+        be lost, by its file's name, and returns where; it may raise OSError.  So may `delete`, which deletes of each
+        topic what lies below a place in the log.
         """
         self.link: FollowedLog | None = None
         """Set before the task starts; None in a DLedger group, whose members agree on their leader."""
@@ -134,6 +136,7 @@ class SlaveSync:
         self._overdue = overdue
         self._keep = keep
         self._on_copied = on_copied
+        self._delete = delete
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass
@@ -341,14 +344,25 @@ class SlaveSync:
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
         code = RequestCode.GET_ALL_TOPIC_CONFIG
-        body = await _fetch_changed(client, addr, code, self._topics.data_version)
+        # The first answer is always whole: a start may have lost floors of a part of the log that it lacked.
+        known = self._topics.data_version if code in self._taken else None
+        body = await _fetch_changed(client, addr, code, known)
         digest = digest_of(body or b"")
         if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
             theirs, ours = TopicConfigWrapper.decode(body), self._topics.wrapper()
             names = {name for name in ours.topic_config_table if not self._topics.is_system(name)}
             await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
+            if theirs.floors:
+                await self._delete_too(theirs.floors)
             self._topics.replace_all(theirs)
             self._taken[code] = (digest, self._topics.data_version)
+
+    async def _delete_too(self, floors: Mapping[str, int]) -> None:
+        """Before the table is taken: what fails is tried again."""
+        try:
+            await asyncio.to_thread(self._delete, floors)
+        except OSError as error:
+            raise ValueError(f"deleted topics of the master are not deleted here: {error}") from error
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         before, self._looked_over = self._looked_over, None
@@ -413,10 +427,10 @@ async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> Body:
 
 
 async def _fetch_changed(
-    client: RemotingClient, addr: str, code: RequestCode, known: DataVersion
+    client: RemotingClient, addr: str, code: RequestCode, known: DataVersion | None
 ) -> Body | None:
     """None if a master of ours has the version that is `known` here."""
-    header = KnownVersionHeader(known.counter, known.timestamp)
+    header = KnownVersionHeader() if known is None else KnownVersionHeader(known.counter, known.timestamp)
     request = RemotingCommand.request(code, header.encode())
     answer = expect(addr, await client.invoke(addr, request, TIMEOUT_S))
     return None if TableCopyHeader.decode(answer.ext).unchanged else answer.body

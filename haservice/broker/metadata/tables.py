@@ -126,7 +126,12 @@ class Tables:
 
     def _list_topics(self) -> None:
         """Adds the topics of our queues that the table lacks, after a promotion or a lost file."""
-        queues = (key for key, queue in self._store.queues.items() if queue.max_offset)
+        queues = (
+            key
+            for key, queue in self._store.queues.items()
+            if queue.max_offset
+            and not queue.is_deleted  # without a floor a directory is all that tells of a topic
+        )
         for name, topic in unlisted_topics(self.topics, queues, PERM_READ | PERM_WRITE).items():
             if not self.topics.is_system(name):
                 try:

@@ -240,8 +240,9 @@ class BrokerCollector:
             size=size,
             sent_back_per_second=traffic.sent_back_per_second(topic, group),
             consumed=sum(max(0, offset) for offset in consumed.values()),
-            end=(end := sum(view.end(topic, queue_id) for queue_id in range(queues))),
-            lag=max(0, end - sum(max(0, consumed.get(queue_id, 0)) for queue_id in range(queues))),
+            end=sum(ends := [view.end(topic, queue_id) for queue_id in range(queues)]),
+            # By queue: one with less than was consumed of it hides nothing of the others.
+            lag=sum(max(0, end - max(0, consumed.get(queue_id, 0))) for queue_id, end in enumerate(ends)),
         )
 
 

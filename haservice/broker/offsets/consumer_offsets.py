@@ -224,6 +224,19 @@ class ConsumerOffsets:
             logger.info("consumer offsets removed group=%s topics=%d", group, gone)
         return gone
 
+    def remove_topic(self, topic: str) -> int:
+        """Forgets every offset in `topic`; returns of how many groups."""
+        groups = self.groups_of(topic)
+        for group in groups:
+            key = f"{topic}{SEPARATOR}{group}"
+            with self._lock:
+                queues = self._table.get(key)
+                if queues is not None:
+                    self._drop(key, list(queues))
+        if groups:
+            logger.info("consumer offsets removed topic=%s groups=%d", topic, len(groups))
+        return len(groups)
+
     # Changes, for slaves
 
     def close_changes(self) -> int:

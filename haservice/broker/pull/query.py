@@ -58,12 +58,15 @@ class QueryProcessor:
         default_query_max_num: int = 32,
         suspect: Callable[[str, str, int], None] = lambda topic, key, offset: None,
         mending: Callable[[], bool] = lambda: False,
+        floor_of: Callable[[str], int] = lambda topic: 0,
     ) -> None:
         """`suspect` is called with a topic, a key, and an offset where the index wrongly names a message with
-        this key.  `mending`: whether the index is known to be damaged, and will be mended.
+        this key.  `mending`: whether the index is known to be damaged, and will be mended.  `floor_of`: a topic's
+        messages below it in the log were deleted with the topic; the index has them still.
         """
         self._suspect = suspect
         self._mending = mending
+        self._floor_of = floor_of
         self._log = log
         self._index = index
         self._offload = offload
@@ -116,6 +119,8 @@ class QueryProcessor:
         offsets = self._index.query(
             header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
         )
+        floor = self._floor_of(header.topic)
+        offsets = [offset for offset in offsets if offset >= floor]
         records: list[bytes] = []
         size_bytes = 0
         for offset in offsets:

@@ -131,7 +131,7 @@ class OverviewProcessor:
             return 0
         consumed = self._offsets.queues_of(group, topic)
         return sum(
-            self._view.end(topic, queue_id) - max(0, consumed.get(queue_id, 0))
+            max(0, self._view.end(topic, queue_id) - max(0, consumed.get(queue_id, 0)))
             for queue_id in range(config.read_queue_nums)
         )
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
 
 from haservice.bounds import QUEUES_MAX
 from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.metadata.table_copies import TableCopies
+from haservice.broker.topics.deleted import DeletedTopics, TopicsWithFloors
 from haservice.broker.topics.table import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import (
@@ -42,19 +42,13 @@ TOLD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
 
-class Queues(Protocol):
-    """The part of the consume queues that deletes."""
-
-    def delete_topic(self, topic: str, /) -> object: ...
-
-
 class TopicProcessor:
     """Answers questions about topics, and changes them."""
 
     def __init__(
         self,
         topics: TopicTable,
-        queues: Queues,
+        deleted: DeletedTopics,
         view: StoreQueues,
         offload: Offload,
         *,
@@ -67,10 +61,10 @@ class TopicProcessor:
         self._told = told
         self._on_deleted = on_deleted
         self._topics = topics
-        self._queues = queues
+        self._deletes = deleted
         self._view = view
         self._offload = offload
-        self._copies = TableCopies(topics, offload)
+        self._copies = TableCopies(TopicsWithFloors(topics, deleted), offload)
         self._broker_name = broker_name
         self._is_slave = is_slave
 
@@ -111,7 +105,9 @@ class TopicProcessor:
         return asyncio.ensure_future(self._updated(request))
 
     def delete(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        """215.  Removes the topic and its queues; its records stay in the log until retention drops them."""
+        """215.  Removes the topic, its queues and its groups' offsets, for good: its records stay in the log until
+        retention drops them, but nobody finds them there.  A topic of that name is a new one.
+        """
         name = TopicHeader.decode(request.ext).topic
         self._check_changeable(name)
         return asyncio.ensure_future(self._deleted(request, name))
@@ -160,23 +156,20 @@ class TopicProcessor:
         return request.answer()
 
     async def _deleted(self, request: RemotingCommand, name: str) -> RemotingCommand:
+        # No send comes between the two: one that makes the topic anew is stored behind the floor.
+        floor, topic = self._deletes.log_end, self._topics.get(name)
+        self._topics.delete(name)
         try:
-            await self._offload(self._take_out, name)
+            await self._offload(self._deletes.delete, {name: floor})
         except OSError as error:
+            if topic is not None:
+                self._topics.update(topic)
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {error}"
             ) from None
+        self._topics.note_deleted(name)  # slaves that asked meanwhile ask again, and hear of the floor
         self._on_deleted(name)
         return await self._persisted(request)
-
-    def _take_out(self, name: str) -> None:
-        """In a work thread.
-
-        The queues go first: once the topic is out of the table, a send creates it anew and stores into a new
-        queue, which must not be deleted.
-        """
-        self._queues.delete_topic(name)
-        self._topics.delete(name)
 
     async def _stats(self, request: RemotingCommand, topic: TopicConfig) -> RemotingCommand:
         table = await self._offload(self._offsets, topic)

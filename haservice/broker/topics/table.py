@@ -303,6 +303,12 @@ class TopicTable:
         self.on_change()
         return True
 
+    def note_deleted(self, topic: str) -> None:
+        """Its messages are deleted, too: a new version, so that slaves that have the present one ask again."""
+        with self._lock:
+            self._raise_version(topic)
+        self.on_change()
+
     def replace_all(self, wrapper: TopicConfigWrapper) -> bool:
         """Takes the master's whole table and version; False if we have this version.
 

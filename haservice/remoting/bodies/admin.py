@@ -79,7 +79,8 @@ class QueueProgress(JSONBody):
 
     @property
     def lag(self) -> int:
-        return self.broker_offset - self.consumer_offset
+        """Never below 0: a topic that was deleted and made again may have fewer messages than were consumed of it."""
+        return max(0, self.broker_offset - self.consumer_offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from haservice.bounds import Offset
 from haservice.remoting.bodies.offset_text import decode_offsets, plain_offsets
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
@@ -113,12 +114,14 @@ class TopicConfig(JSONBody):
 class TopicConfigWrapper(JSONBody):
     """21, part of 103, and `config/topics.json`.
 
-    `deleted_topics` is ours: in what says only how a table changed.
+    `deleted_topics` is ours: in what says only how a table changed.  So is `floors`, in the answer to 21: topics that
+    were deleted, each with the end of the log at that time.
     """
 
     data_version: DataVersion = DataVersion()
     topic_config_table: Mapping[str, TopicConfig] = field(default_factory=dict)
     deleted_topics: Sequence[str] | None = None
+    floors: Mapping[str, Offset] | None = None
 
     def with_perm(self, perm: int) -> TopicConfigWrapper:
         """The same table with every topic's permissions replaced by `perm`."""

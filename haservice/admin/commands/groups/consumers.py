@@ -196,7 +196,8 @@ def broker_consume_stats(
             into=ConsumeStatsList,
             timeout_s=timeout_ms / 1000,
         )
-    table = Table(BROKER_COLUMNS, name="queues", facts={"totalDiff": found.total_diff})
+    total = max(0, found.total_diff)
+    table = Table(BROKER_COLUMNS, name="queues", facts={"totalDiff": total})
     for groups in found.consume_stats_list:
         for group, all_stats in sorted(groups.items()):
             for stats in all_stats:
@@ -204,7 +205,7 @@ def broker_consume_stats(
                     if progress.lag >= level and progress.last_timestamp > 0:
                         topic, *rest = _progress_row(queue, progress)
                         table.add(topic, group, *rest)
-    table.notes = [f"Diff Total: {found.total_diff}"]
+    table.notes = [f"Diff Total: {total}"]
     show(table, output_format)
 
 

@@ -1,0 +1,180 @@
+"""Topics that were deleted stay deleted: after restarts, on slaves, after a change of master, and in key queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from commitlog.kernel.records import decode
+from haservice.broker.node import BrokerNode
+from haservice.configuration.settings import BrokerRole
+from haservice.remoting.bodies.admin import QueueProgress
+from haservice.remoting.bodies.clients import TopicConfigWrapper
+from haservice.remoting.client import BlockingClient
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.clients import QueryMessageHeader, TopicHeader
+from haservice.remoting.headers.lineage import PromoteHeader
+from tests.support.brokers import LOOPBACK, addr_of, send
+from tests.support.waiting import wait_until
+
+Starter = Callable[..., BrokerNode]
+
+
+def delete(client: BlockingClient, node: BrokerNode, topic: str) -> None:
+    header = TopicHeader(topic).encode()
+    request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+    assert client.call(addr_of(node), request, 30.0).code == 0
+
+
+def put(client: BlockingClient, node: BrokerNode, topic: str, *bodies: bytes) -> None:
+    for body in bodies:
+        assert send(client, addr_of(node), topic, body, "KEYS\x01k").code in (0, 10, 11)
+
+
+def bodies(node: BrokerNode, topic: str) -> list[bytes]:
+    """What a new group finds in the topic's first queue."""
+    wait_until(lambda: node.store.dispatcher.behind == 0, "all is dispatched")
+    queue = node.store.queues.get(topic, 0)
+    entries = [] if queue is None else queue.read(queue.min_offset, 1000)
+    return [decode(node.store.log.read_record(entry.physical_offset)).body for entry in entries]
+
+
+def by_key(client: BlockingClient, node: BrokerNode, topic: str) -> int:
+    wait_until(lambda: node.store.dispatcher.behind == 0, "all is dispatched")
+    header = QueryMessageHeader(topic, "k", 64, 0, 1 << 60)
+    answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.QUERY_MESSAGE, header.encode()))
+    return bytes(answer.body).count(b"KEYS\x01k") if answer.code == 0 else 0
+
+
+@pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%DLQ%g"])
+def test_a_deleted_topic_stays_deleted_across_restarts_though_its_messages_are_the_logs_last(
+    start: Starter, client: BlockingClient, topic: str
+) -> None:
+    node = start(log={"index_enabled": True})
+    put(client, node, topic, *[b"old%d" % number for number in range(20)])
+    assert len(bodies(node, topic)) == by_key(client, node, topic) == 20
+    node.offsets.commit("readers", topic, 0, 20)
+    delete(client, node, topic)
+    for _ in range(2):
+        assert node.topics.get(topic) is None
+        assert bodies(node, topic) == []
+        assert by_key(client, node, topic) == 0
+        assert node.offsets.groups_of(topic) == []
+        node.stop()
+        node = start(log={"index_enabled": True})
+    put(client, node, topic, b"new")
+    assert bodies(node, topic) == [b"new"]
+    assert by_key(client, node, topic) == 1
+
+
+def pair(start: Starter) -> tuple[BrokerNode, BrokerNode]:
+    master = start("a", role=BrokerRole.SYNC_MASTER, log={"index_enabled": True})
+    slave = start(
+        "a-s",
+        role=BrokerRole.SLAVE,
+        log={"index_enabled": True},
+        replication={"master_address": f"{LOOPBACK}:{master.ha.port}"},
+    )
+    wait_until(lambda: master.ha.is_slave_ok(0), "the slave is there")
+    slave.slave_sync.set_master_addr(addr_of(master))
+    return master, slave
+
+
+def promoted(start: Starter, master: BrokerNode, slave: BrokerNode) -> BrokerNode:
+    end = master.store.log.end
+    wait_until(lambda: slave.store.log.end == end, "the slave has all")
+    master.stop()
+    slave.stop()
+    node = start("a-s", port=slave.config.remoting.listen_port, log={"index_enabled": True})
+    node.standing.ask(PromoteHeader(force=True, min_epoch=1000))
+    return node
+
+
+def copied(master: BrokerNode, slave: BrokerNode) -> None:
+    """The slave has the master's table, which it asks for each 10 s; here at once."""
+
+    def same() -> bool:
+        slave.slave_sync.wake()
+        return slave.topics.data_version == master.topics.data_version
+
+    wait_until(same, "the slave has copied the topics")
+
+
+def test_a_deleted_topic_stays_deleted_after_a_failover(start: Starter, client: BlockingClient) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", *[b"old%d" % number for number in range(20)])
+    put(client, master, "Other", b"other")
+    copied(master, slave)
+    assert len(bodies(slave, "T")) == 20
+    delete(client, master, "T")
+    copied(master, slave)
+    assert (bodies(slave, "T"), by_key(client, slave, "T")) == ([], 0)
+    node = promoted(start, master, slave)
+    assert node.topics.get("T") is None
+    assert (bodies(node, "T"), bodies(node, "Other")) == ([], [b"other"])
+    put(client, node, "T", b"new")
+    assert (bodies(node, "T"), by_key(client, node, "T")) == ([b"new"], 1)
+
+
+def test_a_topic_made_again_has_its_new_messages_only_after_a_failover(
+    start: Starter, client: BlockingClient
+) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", *[b"old%d" % number for number in range(20)])
+    delete(client, master, "T")
+    put(client, master, "T", b"new")
+    copied(master, slave)
+    assert bodies(master, "T") == bodies(slave, "T") == [b"new"]
+    node = promoted(start, master, slave)
+    assert (bodies(node, "T"), by_key(client, node, "T")) == ([b"new"], 1)
+
+
+def test_a_topic_of_which_only_queues_tell_is_given_after_a_failover(
+    start: Starter, client: BlockingClient
+) -> None:
+    """A master that died before its slave asked for the topics, and a store of RocketMQ: there is no floor."""
+    node = start()
+    put(client, node, "T", b"kept")
+    assert bodies(node, "T") == [b"kept"]
+    node.stop()
+    for path in (node.config.log.root / "config").glob("topics*"):
+        path.unlink()
+    node = start()
+    assert node.topics.get("T") is not None
+    assert bodies(node, "T") == [b"kept"]
+
+
+def test_a_slave_that_begins_without_floors_hears_of_them(start: Starter, client: BlockingClient) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", b"old")
+    delete(client, master, "T")
+    copied(master, slave)
+    slave.stop()
+    (slave.config.log.root / "lineage" / "deleted").unlink()
+    slave = start(
+        "a-s",
+        role=BrokerRole.SLAVE,
+        log={"index_enabled": True},
+        replication={"master_address": f"{LOOPBACK}:{master.ha.port}"},
+    )
+    slave.slave_sync.set_master_addr(addr_of(master))
+    wait_until(lambda: slave.store.queues.floors.of("T") > 0, "it asked, though its table is the master's")
+    assert bodies(slave, "T") == []
+
+
+def test_the_floors_are_in_the_answer_to_slaves_and_in_no_file_of_rocketmqs(
+    start: Starter, client: BlockingClient
+) -> None:
+    node = start()
+    put(client, node, "T", b"old")
+    end = node.store.log.end
+    delete(client, node, "T")
+    answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
+    assert TopicConfigWrapper.decode(answer.body).floors == {"T": end}
+    assert b"floors" not in (node.config.log.root / "config" / "topics.json").read_bytes()
+
+
+def test_what_a_group_lacks_is_never_less_than_nothing() -> None:
+    assert QueueProgress(broker_offset=1, consumer_offset=20).lag == 0
