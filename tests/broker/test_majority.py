@@ -35,7 +35,7 @@ from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.clients import ExtHeader
+from haservice.remoting.headers.clients import ExtHeader, TopicHeader
 from haservice.remoting.headers.lineage import PromoteHeader, SwitchoverHeader
 from haservice.remoting.headers.retry import SendBackHeader
 from haservice.remoting.headers.transactions import EndTransactionHeader
@@ -243,6 +243,37 @@ def test_a_group_of_one_serves_as_the_master(node: BrokerNode) -> None:
     assert facts.member[:3] == ("broker-a", "n0", True)
     assert "haservice_dledger_leads{" in exposition_of(facts).text().decode()
     wait_until(lambda: sum(one.max_offset for _, one in queue.items()) == 20, "all is dispatched")
+
+
+def test_a_deleted_topic_stays_deleted_in_a_group(member: BrokerMember, tmp_path: Path) -> None:
+    port = int(member.settings.peers["n0"].rpartition(":")[2]) - 2
+    config = config_of(tmp_path, port)
+
+    def started() -> BrokerNode:
+        made = BrokerNode(config, member=member)
+        made.start()
+        return made
+
+    def ends(node: BrokerNode) -> dict[str, int]:
+        wait_until(lambda: node.store.dispatcher.behind == 0, "all is dispatched")
+        items = node.store.queues.items()
+        return {topic: queue.max_offset - queue.min_offset for (topic, _), queue in items if queue.max_offset}
+
+    node = started()
+    header = TopicHeader("T").encode()
+    with BlockingClient() as client:
+        for number in range(3):
+            send(client, addr_of(node), "T", b"old%d" % number)
+        assert ends(node) == {"T": 3}
+        delete = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+        assert client.call(addr_of(node), delete, 30.0).code == ResponseCode.SUCCESS
+        for _ in range(2):
+            assert (node.topics.get("T"), ends(node)) == (None, {})
+            node.stop()
+            node = started()
+        assert send(client, addr_of(node), "T", b"new").code == ResponseCode.SUCCESS
+    assert ends(node) == {"T": 1}
+    node.stop()
 
 
 def test_a_group_that_was_a_pair_begins_above_the_pair_s_epochs(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 The slave fetches all as soon as it knows a master, and every 10 s from then on; each step is independent.  It
 fetches at once when a master greets it, for the network may have been cut before; and when messages of an unknown
 topic arrive: they must be readable if the master dies now.  While delayed messages are delivered, it asks for 45
-four times a second: what the table does not count is delivered again after a change of master.
+four times a second: what the table does not count is delivered again after a change of master.  And it asks a master
+of ours once a second whether its topics changed: one that was deleted must not come back if the master dies now.
 
 It fetches only while the log comes, or would if our own disk took it: a master whose log and ours do not go together
 may have been put back from an older copy, and its tables with it.
@@ -65,6 +66,9 @@ OFFSETS_TIMEOUT_S = 30.0
 DOUBT_S = 0.5
 # How often 45 is asked for while delayed messages are delivered.
 DELAYS_S = 0.25
+# How often 21 is asked for, in between, of a master that tells which topics were deleted; and of at most so many.
+TOPICS_S = 1.0
+QUICK_TOPICS_MAX = 10_000
 # Unknown topics that have woken us; one that the master does not know either wakes us once.
 STRANGERS_MAX = 1000
 
@@ -147,6 +151,8 @@ class SlaveSync:
         self._looked_version = ""
         # By request code: the digest of the last whole table, and the version that we had with it.
         self._taken: dict[int, tuple[str, DataVersion]] = {}
+        # Whether the master's last table of topics said what was deleted.
+        self._tells_deleted = False
         # The task's: when the present connection is given up, if nothing has come by it.
         self._doubt_s: float | None = None
         self._throttle = LogThrottle()
@@ -251,14 +257,24 @@ class SlaveSync:
         assert self._woken is not None
         loop = asyncio.get_running_loop()
         until_s = loop.time() + seconds
+        topics_s = loop.time() + TOPICS_S
         while (left_s := until_s - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s if addr is None else min(left_s, DELAYS_S)):
                     await self._woken.wait()
                     return
-            if addr is not None and self._overdue() and self._follows():
+            if addr is not None and self._follows():
                 try:
-                    await self._sync_delays(client, addr)
+                    if self._overdue():
+                        await self._sync_delays(client, addr)
+                    if (
+                        loop.time() >= topics_s
+                        and self._tells_deleted
+                        and len(self._topics) <= QUICK_TOPICS_MAX
+                    ):
+                        topics_s = loop.time() + TOPICS_S
+                        if await self._sync_topics(client, addr):
+                            self._on_synced()
                 except (RemotingError, RequestError, ValueError):
                     addr = None  # the next pass says it
 
@@ -342,20 +358,24 @@ class SlaveSync:
             self._throttle.ended()
         return good
 
-    async def _sync_topics(self, client: RemotingClient, addr: str) -> None:
+    async def _sync_topics(self, client: RemotingClient, addr: str) -> bool:
+        """Whether there was something new."""
         code = RequestCode.GET_ALL_TOPIC_CONFIG
         # The first answer is always whole: a start may have lost floors of a part of the log that it lacked.
         known = self._topics.data_version if code in self._taken else None
         body = await _fetch_changed(client, addr, code, known)
         digest = digest_of(body or b"")
-        if body is not None and self._taken.get(code) != (digest, self._topics.data_version):
+        changed = body is not None and self._taken.get(code) != (digest, self._topics.data_version)
+        if body is not None and changed:
             theirs, ours = TopicConfigWrapper.decode(body), self._topics.wrapper()
             names = {name for name in ours.topic_config_table if not self._topics.is_system(name)}
             await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
+            self._tells_deleted = theirs.floors is not None
             if theirs.floors:
                 await self._delete_too(theirs.floors)
             self._topics.replace_all(theirs)
             self._taken[code] = (digest, self._topics.data_version)
+        return changed
 
     async def _delete_too(self, floors: Mapping[str, int]) -> None:
         """Before the table is taken: what fails is tried again."""

@@ -3,8 +3,8 @@
 A slave has its master's messages within milliseconds, but must ask for the topics.  If the master died before
 that, or no nameserver says where it is, there are queues of a topic that the table does not name.
 Acknowledged messages must be readable all the same, so consumers may read all queues of such a topic up to
-its highest one.  A topic that was deleted on the master is deleted here with the next copy of the topics (deleted.py); on a
-slave of a stock master its queues stay readable until retention removes its messages.
+its highest one.  A topic that was deleted on the master is deleted here with the next copy of the topics
+(deleted.py); on a slave of a stock master its queues stay readable until retention removes its messages.
 """
 
 from __future__ import annotations
