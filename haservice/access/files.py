@@ -10,6 +10,7 @@ would let nobody in, all rules stay as they were and one ERROR names file and li
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -61,6 +62,8 @@ class AclFiles:
     def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.main = main
         self.rules = AccessRules()
+        self.digest = ""
+        """What the rules in force come to: the same rules and secrets have the same digest."""
         # What is wrong with the present files; the rules in force are then older.
         self.trouble = ""
         self._key = key
@@ -188,6 +191,7 @@ class AclFiles:
         for text in whole.warnings:
             logger.warning("access control %s", text)
         self._read, self._owners, self.rules = dict(whole.files), whole.owners, whole.rules
+        self.digest = _digest(whole.rules)
         self.trouble = ""
 
     def _write(self, path: Path, data: _Fields) -> None:
@@ -204,6 +208,26 @@ class AclFiles:
         if trouble != self.trouble:
             self.trouble = trouble
             logger.error("access control is NOT as its files say, the rules before stay: %s", trouble)
+
+
+def _digest(rules: AccessRules) -> str:
+    """Slow to make, as it is seen by who may not see the secrets in it."""
+    accounts = [
+        (
+            *(
+                one.access_key,
+                one.secret_key,
+                str(one.white),
+                one.admin,
+                one.default_topic,
+                one.default_group,
+            ),
+            sorted(one.perms.items()),
+        )
+        for _, one in sorted(rules.accounts.items())
+    ]
+    text = repr((sorted(map(str, rules.white)), accounts)).encode()
+    return hashlib.scrypt(text, salt=b"haservice", n=1 << 13, r=8, p=1, dklen=8).hex()
 
 
 def rules_files(config: AclConfig | NameserverAclConfig, source: str) -> AclFiles | None:

@@ -79,7 +79,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Requester:
     """Who sent a request that the rules allowed.  Later rules tell what may be sent to it: `AccessRules.now`.
 
     `secret_key` is what the request was signed with; None if the address was enough.
@@ -122,13 +122,13 @@ class AccessRules:
             raise AclRefused(f"Check signature failed for accessKey={account.access_key}")
         return account
 
-    def identity(self, address: str, request: RemotingCommand) -> Identity:
+    def identity(self, address: str, request: RemotingCommand) -> Requester:
         """Who sends the request, for `now`.  Raises AclRefused.  Loop thread only."""
         account = self.who(address, request)
         secret_key = None if account is None else account.secret_key
-        return Identity(address, request.ext.get(ACCESS_KEY), secret_key)
+        return Requester(address, request.ext.get(ACCESS_KEY), secret_key)
 
-    def now(self, identity: Identity) -> Account | None:
+    def now(self, identity: Requester) -> Account | None:
         """As `who`, for a sender of an earlier request.  Raises AclRefused if the account has gone, or has
         another secret key.  Loop thread only.
         """

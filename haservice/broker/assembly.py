@@ -244,6 +244,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         standing,
         slave_sync,
         registration,
+        security,
         in_sync_replicas=config.replication.in_sync_replicas,
         lease=lease,
     )

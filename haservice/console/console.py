@@ -95,9 +95,11 @@ class Console:
         self._door_at_s = time.monotonic()
 
     async def _sweep(self) -> None:
-        """Ends sessions and connections whose time is over."""
+        """Ends sessions and connections whose time is over, and looks for renewed certificates of calls."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
+            if self.settings.tls is not None:
+                self.settings.tls.poll()
             self.sessions.expire()
             for visitor in self.visitors.sweep(self.sessions.accounts()):
                 visitor.watch.stop()

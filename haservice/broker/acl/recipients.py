@@ -14,7 +14,7 @@ from __future__ import annotations
 from commitlog.kernel.records import StoredMessage
 from haservice.access.files import AclFiles
 from haservice.access.guard import address_of
-from haservice.access.rules import SUB, AclRefused, Identity
+from haservice.access.rules import SUB, AclRefused, Requester
 from haservice.broker.acl.message_rights import topic_of
 from haservice.broker.acl.rights import Need, check_needs
 from haservice.broker.send.retries import retry_topic
@@ -28,12 +28,12 @@ class Recipients:
     def __init__(self, files: AclFiles | None) -> None:
         self._files = files
 
-    def identity(self, connection: Connection, request: RemotingCommand) -> Identity | None:
+    def identity(self, connection: Connection, request: RemotingCommand) -> Requester | None:
         """Who asks; None without access control.  Raises AclRefused."""
         files = self._files
         return None if files is None else files.rules.identity(address_of(connection), request)
 
-    def check(self, identity: Identity | None, *needs: Need) -> None:
+    def check(self, identity: Requester | None, *needs: Need) -> None:
         """Raises AclRefused if `identity` may not have what needs these permissions, by the rules now."""
         if self._files is None:
             return
@@ -43,17 +43,17 @@ class Recipients:
         if account is not None:
             check_needs(account, needs)
 
-    def may(self, identity: Identity | None, *needs: Need) -> bool:
+    def may(self, identity: Requester | None, *needs: Need) -> bool:
         try:
             self.check(identity, *needs)
         except AclRefused:
             return False
         return True
 
-    def may_consume(self, identity: Identity | None, message: StoredMessage, group: str) -> bool:
+    def may_consume(self, identity: Requester | None, message: StoredMessage, group: str) -> bool:
         return self.may(identity, (topic_of(message), SUB), (retry_topic(group), SUB))
 
-    def may_ask(self, identity: Identity | None) -> bool:
+    def may_ask(self, identity: Requester | None) -> bool:
         """Whether it may send a request to any topic, and so get a reply."""
         if self._files is None:
             return True

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 
 from commitlog.kernel.records import StoredMessage, decode, parse_message_id
-from haservice.access.rules import Identity
+from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import Client, ClientTable
 from haservice.broker.pull.query import QueriedLog, record_at
 from haservice.errors import RemotingTimeout, RemotingUnreachable, RequestError
@@ -38,7 +38,7 @@ class ClientCallsProcessor:
         clients: ClientTable,
         log: QueriedLog,
         offload: Offload,
-        may_consume: Callable[[Identity | None, StoredMessage, str], bool],
+        may_consume: Callable[[Requester | None, StoredMessage, str], bool],
         *,
         broker_name: str,
     ) -> None:

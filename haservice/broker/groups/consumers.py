@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from haservice.access.rules import Identity
+from haservice.access.rules import Requester
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.tag_filter import ALL, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.remoting.bodies.clients import (
@@ -53,7 +53,7 @@ class Client:
     language: str
     version: int
     last_heard_s: float
-    identity: Identity | None = None
+    identity: Requester | None = None
     """Who signed the heartbeat; None without access control."""
     first_heard_s: float = 0.0
     """When this connection named this client for this group first, with the same account."""
@@ -197,7 +197,7 @@ class ClientTable:
         language: str = "OTHER",
         version: int = 0,
         digest: object = None,
-        identity: Identity | None = None,
+        identity: Requester | None = None,
     ) -> None:
         """Takes one heartbeat; several clients may share a connection's groups, and the last one wins.
 
@@ -240,6 +240,7 @@ class ClientTable:
         group = self.consumers.get(data.group_name)
         if group is None:
             group = self.consumers[data.group_name] = ConsumerGroup(data.group_name)
+        client.goes_on(group.members.get(connection))
         changed = group.put(connection, client)
         if group.agree(data):
             changed = True

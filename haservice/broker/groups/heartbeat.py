@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from haservice.access.rules import Identity
+from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.send.retries import retry_topic
@@ -41,7 +41,7 @@ class HeartbeatProcessor:
         topics: TopicTable,
         *,
         creates_topics: bool,
-        identity_of: Callable[[Connection, RemotingCommand], Identity | None] = lambda _, __: None,
+        identity_of: Callable[[Connection, RemotingCommand], Requester | None] = lambda _, __: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`identity_of`: who has signed a heartbeat."""

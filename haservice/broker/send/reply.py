@@ -198,9 +198,13 @@ class ReplyProcessor:
         if known is not None:
             group, connection = known
             client = self._clients.producers.get(group, {}).get(connection)
-            if client is not None and client.client_id == client_id and not connection.closed:
-                if self._recipients.may_ask(client.identity):
-                    return connection
+            if (
+                client is not None
+                and client.client_id == client_id
+                and not connection.closed
+                and self._recipients.may_ask(client.identity)
+            ):
+                return connection
         named = [
             (group, peer, client)
             for group, members in self._clients.producers.items()
