@@ -122,18 +122,18 @@ class AccessRules:
             raise AclRefused(f"Check signature failed for accessKey={account.access_key}")
         return account
 
-    def identity(self, address: str, request: RemotingCommand) -> Requester:
+    def requester(self, address: str, request: RemotingCommand) -> Requester:
         """Who sends the request, for `now`.  Raises AclRefused.  Loop thread only."""
         account = self.who(address, request)
         secret_key = None if account is None else account.secret_key
         return Requester(address, request.ext.get(ACCESS_KEY), secret_key)
 
-    def now(self, identity: Requester) -> Account | None:
+    def now(self, requester: Requester) -> Account | None:
         """As `who`, for a sender of an earlier request.  Raises AclRefused if the account has gone, or has
         another secret key.  Loop thread only.
         """
-        account = self._claimed(identity.address, identity.access_key)
-        if account is not None and account.secret_key != identity.secret_key:
+        account = self._claimed(requester.address, requester.access_key)
+        if account is not None and account.secret_key != requester.secret_key:
             raise AclRefused(f"Check signature failed for accessKey={account.access_key}")
         return account
 

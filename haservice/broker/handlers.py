@@ -205,6 +205,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         if parts.is_slave
         else OffsetMovedEvents(counted_log.append, broker.broker_name, parts.store_host),
         store.mender.mend,
+        parts.recipients,
     )
     queries = QueryProcessor(
         store.log,
@@ -237,7 +238,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
             parts.groups,
             parts.topics,
             creates_topics=not parts.is_slave,
-            identity_of=parts.recipients.identity,
+            requester_of=parts.recipients.requester,
         ),
         ConnectionsProcessor(parts.clients),
         GroupsProcessor(

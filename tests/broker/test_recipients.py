@@ -17,8 +17,9 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageHeader
 from haservice.remoting.signature import sign
-from tests.support.brokers import node_config
+from tests.support.brokers import node_config, send_request
 from tests.support.half_messages import UNKNOWN, Sent, TransactionPeer, let_halves_age, place_of
+from tests.support.waiting import wait_until
 
 OWNER, STRANGER, SECOND = "owners-key", "strangers-key", "second-key"
 READER, ADMIN, SECRET = "readers-key", "admins-key", "secret-key"
@@ -28,7 +29,7 @@ accounts:
   - {{accessKey: {OWNER}, secretKey: {SECRET}, topicPerms: [T=PUB]}}
   - {{accessKey: {STRANGER}, secretKey: {SECRET}, topicPerms: [U=SUB]}}
   - {{accessKey: {SECOND}, secretKey: {SECRET}, topicPerms: [T=PUB]}}
-  - {{accessKey: {READER}, secretKey: {SECRET}, groupPerms: [readers=SUB]}}
+  - {{accessKey: {READER}, secretKey: {SECRET}, topicPerms: [R=SUB], groupPerms: [readers=SUB]}}
 """
 
 
@@ -209,3 +210,37 @@ def test_a_tool_gives_no_message_to_an_account_that_may_not_read_it(node: Broker
     answer = admin.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
     assert (answer.code, "may not read the message's topic" in str(answer.remark)) == (1, True)
     assert RequestCode.CONSUME_MESSAGE_DIRECTLY not in reader.heard()
+
+
+# Pulls that wait
+
+
+def test_a_held_pull_of_a_deleted_account_gets_no_message(node: BrokerNode, join: Join) -> None:
+    admin, reader = join(ADMIN), join(READER)
+    said = {
+        "clientID": READER,
+        "producerDataSet": [],
+        "consumerDataSet": [{
+            "groupName": "readers", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
+            "subscriptionDataSet": [{"topic": "R", "subString": "*", "subVersion": 1}],
+        }],
+    }  # fmt: skip
+    assert reader.request(RequestCode.HEART_BEAT, body=orjson.dumps(said)).code == 0
+    send = send_request("R", b"first")
+    assert admin.request(int(send.code), send.ext, bytes(send.body)).code == 0
+    wait_until(lambda: node.store.dispatcher.behind == 0, "it is in its queue")
+    ext = {
+        "consumerGroup": "readers", "topic": "R", "queueId": "0", "queueOffset": "1", "maxMsgNums": "32",
+        "sysFlag": "2", "commitOffset": "0", "suspendTimeoutMillis": "30000", "subVersion": "1",
+    }  # fmt: skip
+    pull = RemotingCommand.request(RequestCode.PULL_MESSAGE, ext)
+    pull.opaque = 7
+    sign(pull, READER, SECRET)
+    reader.send(pull)
+    wait_until(lambda: len(node.parts.long_polling) == 1, "the pull waits")
+    delete(node, admin, READER)
+    assert admin.request(int(send.code), send.ext, b"second").code == 0
+    while (answer := reader.receive()).opaque != pull.opaque or not answer.flag & 1:
+        continue
+    assert (answer.code, "No acl config for readers-key" in str(answer.remark)) == (1, True)
+    assert bytes(answer.body) == b""

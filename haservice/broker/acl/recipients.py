@@ -28,39 +28,44 @@ class Recipients:
     def __init__(self, files: AclFiles | None) -> None:
         self._files = files
 
-    def identity(self, connection: Connection, request: RemotingCommand) -> Requester | None:
+    def requester(self, connection: Connection, request: RemotingCommand) -> Requester | None:
         """Who asks; None without access control.  Raises AclRefused."""
         files = self._files
-        return None if files is None else files.rules.identity(address_of(connection), request)
+        return None if files is None else files.rules.requester(address_of(connection), request)
 
-    def check(self, identity: Requester | None, *needs: Need) -> None:
-        """Raises AclRefused if `identity` may not have what needs these permissions, by the rules now."""
+    def check(self, requester: Requester | None, *needs: Need) -> None:
+        """Raises AclRefused if `requester` may not have what needs these permissions, by the rules now."""
         if self._files is None:
             return
-        if identity is None:
+        if requester is None:
             raise AclRefused("No accessKey is configured")
-        account = self._files.rules.now(identity)
+        account = self._files.rules.now(requester)
         if account is not None:
             check_needs(account, needs)
 
-    def may(self, identity: Requester | None, *needs: Need) -> bool:
+    def may(self, requester: Requester | None, *needs: Need) -> bool:
         try:
-            self.check(identity, *needs)
+            self.check(requester, *needs)
         except AclRefused:
             return False
         return True
 
-    def may_consume(self, identity: Requester | None, message: StoredMessage, group: str) -> bool:
-        return self.may(identity, (topic_of(message), SUB), (retry_topic(group), SUB))
+    def check_read(self, requester: Requester | None, topic: str, group: str) -> None:
+        """Raises AclRefused if it may not pull any more."""
+        if self._files is not None:
+            self.check(requester, (topic, SUB), (retry_topic(group), SUB))
 
-    def may_ask(self, identity: Requester | None) -> bool:
+    def may_consume(self, requester: Requester | None, message: StoredMessage, group: str) -> bool:
+        return self.may(requester, (topic_of(message), SUB), (retry_topic(group), SUB))
+
+    def may_ask(self, requester: Requester | None) -> bool:
         """Whether it may send a request to any topic, and so get a reply."""
         if self._files is None:
             return True
-        if identity is None:
+        if requester is None:
             return False
         try:
-            account = self._files.rules.now(identity)
+            account = self._files.rules.now(requester)
         except AclRefused:
             return False
         return account is None or account.publishes

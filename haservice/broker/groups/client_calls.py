@@ -95,7 +95,7 @@ class ClientCallsProcessor:
         record: bytes | None = await self._offload(record_at, self._log, offset)
         if record is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}")
-        if not self._may_consume(client.identity, decode(record), group):
+        if not self._may_consume(client.requester, decode(record), group):
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"The account of consumer <{group}> <{client.client_id}> may not read the message's topic",

@@ -53,7 +53,7 @@ class Client:
     language: str
     version: int
     last_heard_s: float
-    identity: Requester | None = None
+    requester: Requester | None = None
     """Who signed the heartbeat; None without access control."""
     first_heard_s: float = 0.0
     """When this connection named this client for this group first, with the same account."""
@@ -65,7 +65,7 @@ class Client:
         if before is None:
             return
         self.unanswered = before.unanswered
-        if (before.client_id, before.identity) == (self.client_id, self.identity):
+        if (before.client_id, before.requester) == (self.client_id, self.requester):
             self.first_heard_s = before.first_heard_s
 
 
@@ -197,24 +197,24 @@ class ClientTable:
         language: str = "OTHER",
         version: int = 0,
         digest: object = None,
-        identity: Requester | None = None,
+        requester: Requester | None = None,
     ) -> None:
         """Takes one heartbeat; several clients may share a connection's groups, and the last one wins.
 
-        `digest`: what repeat() will recognise it by; another `identity` is another heartbeat.
+        `digest`: what repeat() will recognise it by; another `requester` is another heartbeat.
         """
         seen = self._watch(connection)
         clients = []
         groups = []
         for producer in data.producer_data_set:
-            client = Client(data.client_id, language, version, now_s, identity, now_s)
+            client = Client(data.client_id, language, version, now_s, requester, now_s)
             clients.append(client)
             members = self.producers.setdefault(producer.group_name, {})
             client.goes_on(members.get(connection))
             members[connection] = client
             seen.producing.add(producer.group_name)
         for consumer in data.consumer_data_set:
-            client = Client(data.client_id, language, version, now_s, identity, now_s)
+            client = Client(data.client_id, language, version, now_s, requester, now_s)
             clients.append(client)
             seen.consuming.add(consumer.group_name)
             groups.append(self._consumer_heard(connection, client, consumer))

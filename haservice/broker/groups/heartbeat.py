@@ -41,15 +41,15 @@ class HeartbeatProcessor:
         topics: TopicTable,
         *,
         creates_topics: bool,
-        identity_of: Callable[[Connection, RemotingCommand], Requester | None] = lambda _, __: None,
+        requester_of: Callable[[Connection, RemotingCommand], Requester | None] = lambda _, __: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`identity_of`: who has signed a heartbeat."""
+        """`requester_of`: who has signed a heartbeat."""
         self._clients = clients
         self._groups = groups
         self._topics = topics
         self._creates_topics = creates_topics
-        self._identity_of = identity_of
+        self._requester_of = requester_of
         self._clock_s = clock_s
 
     def handlers(self) -> dict[int, Processor]:
@@ -60,9 +60,9 @@ class HeartbeatProcessor:
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        identity = self._identity_of(connection, command)
+        requester = self._requester_of(connection, command)
         body = hashlib.blake2b(command.body, digest_size=16).digest()
-        digest = body, command.language, command.version, identity
+        digest = body, command.language, command.version, requester
         if self._clients.repeat(connection, digest, self._clock_s(), self._is_made):
             return command.answer()
         data = self._checked(connection, command)
@@ -70,7 +70,7 @@ class HeartbeatProcessor:
             self._make_group(consumer)
         language = _language_name(command.language)
         self._clients.heartbeat(
-            connection, data, self._clock_s(), language, command.version, digest, identity
+            connection, data, self._clock_s(), language, command.version, digest, requester
         )
         return command.answer()
 

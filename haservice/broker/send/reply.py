@@ -202,7 +202,7 @@ class ReplyProcessor:
                 client is not None
                 and client.client_id == client_id
                 and not connection.closed
-                and self._recipients.may_ask(client.identity)
+                and self._recipients.may_ask(client.requester)
             ):
                 return connection
         named = [
@@ -211,7 +211,7 @@ class ReplyProcessor:
             for peer, client in members.items()
             if client.client_id == client_id and isinstance(peer, Connection) and not peer.closed
         ]
-        named = [one for one in named if self._recipients.may_ask(one[2].identity)]
+        named = [one for one in named if self._recipients.may_ask(one[2].requester)]
         if not named:
             self._known.pop(client_id, None)
             return None
@@ -255,4 +255,4 @@ def _address(host: bytes) -> str:
 
 def _account(client: Client) -> str | None:
     """Whose client it is; None without access control, or if its address is enough."""
-    return None if client.identity is None else client.identity.access_key
+    return None if client.requester is None else client.requester.access_key

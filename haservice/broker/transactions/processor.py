@@ -259,7 +259,7 @@ class ProducerQuestions:
             for peer, client in self._clients.producers.get(group, {}).items()
             if isinstance(peer, Connection)
         ]
-        allowed = [one for one in members if self._recipients.may(one[1].identity, (topic, PUB))]
+        allowed = [one for one in members if self._recipients.may(one[1].requester, (topic, PUB))]
         if not allowed and self._throttle.ready(group):
             why = f"{len(members)} online may not send to it" if members else "none is online"
             logger.warning(
