@@ -4,8 +4,9 @@
     <directory>/plain_acl.yml           the main file, whatever its name: new accounts go there
 
 If an access key is in two files, the first counts; the white lists of all files count.  `poll`, called about
-once a second, reads files that have changed and come to rest.  If anything in the new files is wrong, or they
-would let nobody in, all rules stay as they were and one ERROR names file and line.
+once a second, reads files that have changed and come to rest.  If anything in the new files is wrong, a word that a
+start only warns of included, or they would let nobody in, all rules stay as they were and one ERROR names file and
+line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +160,8 @@ class AclFiles:
 
     def _load(self, look: FileStates) -> None:
         found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
+        for path, one in found.items():
+            _check_words(self._read.get(path), one)
         blank = [path for path, one in found.items() if one.blank]
         for path in blank:
             # Truncated a moment ago, or by mistake: nobody removes accounts this way on purpose.
@@ -173,7 +177,7 @@ class AclFiles:
         owners: dict[str, str] = {}
         warnings: list[str] = []
         for path, one in found.items():
-            warnings += one.warnings
+            warnings += map(str, one.warnings)
             for account in one.accounts:
                 if account.access_key in accounts:
                     first = owners[account.access_key]
@@ -208,6 +212,17 @@ class AclFiles:
         if trouble != self.trouble:
             self.trouble = trouble
             logger.error("access control is NOT as its files say, the rules before stay: %s", trouble)
+
+
+def _check_words(before: AclFile | None, now: AclFile) -> None:
+    """Raises the first warning that the file did not give before: a word that is wrong takes rights away."""
+    if before is None:
+        return
+    known = Counter(warning.reason for warning in before.warnings)
+    for warning in now.warnings:
+        known[warning.reason] -= 1
+        if known[warning.reason] < 0:
+            raise warning
 
 
 def _digest(rules: AccessRules) -> str:
