@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from haservice.errors import ConfigError
-from haservice.watched_files import Renewed
+from haservice.watched_files import Renewed, tell_if_open
 
 T = TypeVar("T")
 
@@ -82,10 +82,16 @@ class RenewedCertificates(Generic[T]):
         source: str,
     ) -> None:
         """`key` is the private key's file.  Raises ConfigError as `make` does."""
+
+        def make_all() -> tuple[T, dict[str, float], dict[str, str]]:
+            if key is not None:
+                tell_if_open(key)
+            return make(), ends(files), _digests(files)
+
         self._renewed = Renewed(
             what,
             [*(file.path for file in files), key],
-            lambda: (make(), ends(files), _digests(files)),
+            make_all,
             lambda: check_dates(files, source),
         )
         self.poll = self._renewed.poll

@@ -8,6 +8,7 @@ been at fault, which leaves no trace at the file.
 from __future__ import annotations
 
 import logging
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -102,3 +103,13 @@ class Renewed(Generic[T]):
         self._watched.taken(look)
         self.trouble = ""
         logger.info("%s read again path=%s", self._what, self._files[0])
+
+
+def tell_if_open(path: Path) -> None:
+    """Logs a line if other users of this machine can read the file: there are secrets in it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IROTH:
+        logger.warning("every user of this machine can read a file with secrets: chmod o-rwx %s", path)

@@ -9,7 +9,7 @@ from haservice.configuration.yaml_document import YamlDocument
 from haservice.remoting.client import Sign
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
-from haservice.watched_files import Renewed
+from haservice.watched_files import Renewed, tell_if_open
 
 
 class SigningKeys(NamedTuple):
@@ -28,7 +28,12 @@ class OwnKeys:
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
-        self._renewed = Renewed("own key (aclCredentialsFile)", [path], lambda: read_keys(path))
+
+        def make() -> SigningKeys:
+            tell_if_open(path)
+            return read_keys(path)
+
+        self._renewed = Renewed("own key (aclCredentialsFile)", [path], make)
         self.poll = self._renewed.poll
 
     @property

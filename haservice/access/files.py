@@ -28,7 +28,7 @@ from haservice.configuration.security_settings import AclConfig, NameserverAclCo
 from haservice.configuration.yaml_document import YamlDocument, yaml_text
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
-from haservice.watched_files import FileStates, WatchedFiles
+from haservice.watched_files import FileStates, WatchedFiles, tell_if_open
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +170,8 @@ class AclFiles:
         if str(self.main) in self._read and str(self.main) not in found:
             raise ConfigError(str(self.main), 0, "", "is gone")
         self._adopt(self._combined(found))
+        for path in found:
+            tell_if_open(Path(path))
         self._watched.taken(look)
 
     def _combined(self, found: Mapping[str, AclFile]) -> _Whole:

@@ -406,3 +406,15 @@ def test_a_disk_that_refuses_leaves_file_and_rules(main: Path, monkeypatch: pyte
     assert main.read_text() == before
     assert [path.name for path in main.parent.iterdir()] == [main.name]
     assert keys(files) == {"accounts-key"}
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_file_with_secrets_that_everybody_can_read_is_told(
+    main: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+) -> None:
+    main.touch()
+    main.chmod(mode)
+    loaded(main)
+    assert (
+        f"every user of this machine can read a file with secrets: chmod o-rwx {main}" in caplog.text
+    ) == told
