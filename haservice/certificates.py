@@ -27,6 +27,20 @@ _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
+# OpenSSL's numbers for why a certificate is not trusted, in plain words.
+_WHY = {
+    9: "its time has not come",
+    10: "its time is over",
+    18: "no root here has signed it",
+    19: "no root here has signed it",
+    20: "no root here has signed it",
+    21: "no root here has signed it",
+    26: "it is made for another purpose",
+    62: "it names another host",
+    64: "it names another host",
+}
+
+
 class Validity(NamedTuple):
     """When a certificate is valid, in seconds since 1970; `until` is its last second."""
 
@@ -125,6 +139,18 @@ def _digests(files: Iterable[CertificateFile]) -> dict[str, str]:
                 ders = sorted({ssl.PEM_cert_to_DER_cert(pem) for pem in pems})
                 found[file.key] = hashlib.sha256(b"".join(ders)).hexdigest()[:16]
     return found
+
+
+def reason(error: OSError) -> str:
+    """Why a TLS connection did not come about: OpenSSL's words, without the names of its source files."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = _WHY.get(error.verify_code, "")
+        return f"the peer's certificate is not trusted: {error.verify_message}" + (f" ({why})" if why else "")
+    if not isinstance(error, ssl.SSLError):
+        return str(error) or "the peer hung up"
+    text = (error.reason or str(error)).replace("_", " ").lower()
+    _, alert, said = text.partition(" alert ")
+    return f"the peer says: {said}" if alert else text
 
 
 def _day(seconds: float) -> str:

@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from haservice.certificates import reason as tls_reason
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
@@ -268,7 +269,7 @@ class RemotingClient:
             reason = f"no connection within {self._connect_timeout_s:g} s"
             raise RemotingUnreachable(addr, reason) from None
         except ssl.SSLError as error:
-            raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
+            raise RemotingUnreachable(addr, f"no TLS: {tls_reason(error)}") from None
         except UnicodeError as error:  # of a host name with an empty or too long label
             raise RemotingUnreachable(addr, f"not a host name: {error.__cause__ or error}") from None
         except OSError as error:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from haservice.admin.cli import main as mqadmin
 from haservice.broker.acl.rights import CLIENT_CODES
 from haservice.broker.node import BrokerNode
 from haservice.configuration.security_settings import AclConfig
@@ -297,3 +299,26 @@ def test_a_brokers_own_key_is_renewed_without_a_restart(
         wait_until(lambda: trouble() == "", "nothing is wrong any more")
     finally:
         node.stop()
+
+
+def test_a_secret_of_an_account_comes_from_standard_input(
+    node: BrokerNode, client: BlockingClient, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools.yml"
+    tools.write_text(f"accessKey: {ADMIN}\nsecretKey: {SECRET}\n")
+    words = [
+        "updateAclConfig",
+        "-b",
+        node.config.broker_addr,
+        "-a",
+        "newcomers-key",
+        "-s",
+        "-",
+        "-t",
+        "T=PUB",
+    ]
+    ran = CliRunner().invoke(mqadmin, words, input="another-secret\n", env={"MQADMIN_TOOLS_YML": str(tools)})
+    assert ran.exit_code == 0, ran.output
+    assert "another-secret" not in ran.output
+    request = signed(send_request("T"), "newcomers-key", "another-secret")
+    assert client.call(node.config.broker_addr, request).code == 0

@@ -22,7 +22,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import ServerTls, client_tls, renewed_client_tls, server_tls
-from tests.support.certificates import PASSWORD, Certificates, certificates
+from tests.support.certificates import PASSWORD, Certificates, certificates, signed
 from tests.support.remoting import Peer
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -275,6 +275,43 @@ def test_a_handshake_that_never_ends_is_ended(
         peer.socket.sendall(b"\x16\x03\x01")
         assert peer.closed_by_server()
         wait_until(lambda: "no TLS handshake" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        ("stranger", "no root here has signed it"),
+        ("expired", "its time is over"),
+        ("purpose", "another purpose"),
+    ],
+)
+def test_a_refused_certificate_is_told_with_its_address_and_the_reason(
+    certs: Certificates, caplog: pytest.LogCaptureFixture, shown: str, why: str
+) -> None:
+    pairs = {"stranger": (certs.stranger, certs.stranger_key), "expired": signed("late", -1)}
+    cert, key = pairs.get(shown) or signed("for-servers", usage="serverAuth")
+    demanding = config(certs, client_auth=ClientAuth.require, auth_client=True, server_trust=certs.root)
+    with serving(server_tls(demanding)) as server:
+        assert not echoes(server, client_tls(TlsConfig(calls=True, client_cert=cert, client_key=key)))
+        wait_until(lambda: "no TLS handshake" in caplog.text)
+    (line,) = [one.getMessage() for one in caplog.records if "no TLS handshake" in one.getMessage()]
+    assert line.startswith("closing peer=127.0.0.1:")
+    assert "peer=127.0.0.1:0" not in line
+    assert "the peer's certificate is not trusted: " in line
+    assert why in line
+
+
+def test_a_call_says_why_the_server_is_not_trusted(certs: Certificates) -> None:
+    cert, key = signed("late-server", -1)
+    checking = client_tls(TlsConfig(calls=True, auth_server=True, client_trust=certs.root))
+    late = config(certs, server_cert=cert, server_key=key)
+    with (
+        serving(server_tls(late)) as server,
+        BlockingClient(tls=checking) as client,
+        pytest.raises(RemotingUnreachable) as refused,
+    ):
+        client.call(addr(server), RemotingCommand.request(ECHO))
+    assert "certificate has expired (its time is over)" in str(refused.value)
 
 
 def test_one_line_is_enough_for_one_address(certs: Certificates, caplog: pytest.LogCaptureFixture) -> None:

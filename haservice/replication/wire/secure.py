@@ -18,10 +18,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from haservice.certificates import CertificateFile, RenewedCertificates, load_chain, load_roots
+from haservice.certificates import CertificateFile, RenewedCertificates, load_chain, load_roots, reason
 from haservice.configuration.settings import NodeConfig, ReplicationConfig
 from haservice.errors import ConfigError
-from haservice.replication.wire.transport import PlainTransport, TlsTransport, Transport, reason
+from haservice.replication.wire.transport import PlainTransport, TlsTransport, Transport
 
 logger = logging.getLogger(__name__)
 
