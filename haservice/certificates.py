@@ -1,13 +1,198 @@
-"""Loads certificates, keys and roots into an ssl.SSLContext; errors name the key and the path."""
+"""Loads certificates, keys and roots into an ssl.SSLContext, and tells how long they are valid.
+
+Errors name the key and the path.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from haservice.errors import ConfigError
+from haservice.watched_files import Renewed, tell_if_open
+
+T = TypeVar("T")
+
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+# ASN.1: what a certificate's fields begin with.
+_VERSION, _UTC_TIME = 0xA0, 0x17
+
+
+# OpenSSL's numbers for why a certificate is not trusted, in plain words.
+_WHY = {
+    9: "its time has not come",
+    10: "its time is over",
+    18: "no root here has signed it",
+    19: "no root here has signed it",
+    20: "no root here has signed it",
+    21: "no root here has signed it",
+    26: "it is made for another purpose",
+    62: "it names another host",
+    64: "it names another host",
+}
+
+
+class Validity(NamedTuple):
+    """When a certificate is valid, in seconds since 1970; `until` is its last second."""
+
+    since: float
+    until: float
+
+
+class CertificateFile(NamedTuple):
+    """A file that is in use.  `key` sets its path; of `roots` any may be valid, else the first has to be."""
+
+    key: str
+    path: Path
+    roots: bool = False
+
+    def validity(self) -> Validity | None:
+        """None if the file holds no certificate that can be read."""
+        try:
+            found = list(_validities(self.path.read_text(errors="replace")))
+        except OSError:
+            return None
+        if not found:
+            return None
+        return max(found, key=lambda one: one.until) if self.roots else found[0]
+
+
+def check_dates(files: Iterable[CertificateFile], source: str) -> None:
+    """Raises ConfigError for the first certificate that is not valid now."""
+    now_s = time.time()
+    for file in files:
+        validity = file.validity()
+        if validity is not None and not validity.since <= now_s <= validity.until:
+            when = f"since {_day(validity.until)} no more" if validity.until < now_s else _day(validity.since)
+            raise ConfigError(source, 0, file.key, f"not valid now: {when}", str(file.path))
+
+
+def ends(files: Iterable[CertificateFile]) -> dict[str, float]:
+    """Until when each file's certificate is valid, by its key."""
+    found = ((file.key, file.validity()) for file in files)
+    return {key: validity.until for key, validity in found if validity is not None}
+
+
+class RenewedCertificates(Generic[T]):
+    """What is made from certificates, and made anew when their files change; one that is not valid takes no
+    good one's place.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        files: Sequence[CertificateFile],
+        key: Path | None,
+        make: Callable[[], T],
+        source: str,
+    ) -> None:
+        """`key` is the private key's file.  Raises ConfigError as `make` does."""
+
+        def make_all() -> tuple[T, dict[str, float], dict[str, str]]:
+            if key is not None:
+                tell_if_open(key)
+            return make(), ends(files), _digests(files)
+
+        self._renewed = Renewed(
+            what,
+            [*(file.path for file in files), key],
+            make_all,
+            lambda: check_dates(files, source),
+        )
+        self.poll = self._renewed.poll
+
+    @property
+    def made(self) -> T:
+        return self._renewed.value[0]
+
+    @property
+    def ends(self) -> Mapping[str, float]:
+        """Until when those in force are valid, by their files' keys."""
+        return self._renewed.value[1]
+
+    @property
+    def root_digests(self) -> Mapping[str, str]:
+        """What the files of roots in force come to, by their keys: the same certificates have the same."""
+        return self._renewed.value[2]
+
+    @property
+    def trouble(self) -> str:
+        """Why the files are not in force as they are; "" if they are."""
+        return self._renewed.trouble
+
+
+def _digests(files: Iterable[CertificateFile]) -> dict[str, str]:
+    found = {}
+    for file in files:
+        if file.roots:
+            with suppress(OSError, ValueError):
+                pems = _PEM.findall(file.path.read_text(errors="replace"))
+                ders = sorted({ssl.PEM_cert_to_DER_cert(pem) for pem in pems})
+                found[file.key] = hashlib.sha256(b"".join(ders)).hexdigest()[:16]
+    return found
+
+
+def reason(error: OSError) -> str:
+    """Why a TLS connection did not come about: OpenSSL's words, without the names of its source files."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = _WHY.get(error.verify_code, "")
+        return f"the peer's certificate is not trusted: {error.verify_message}" + (f" ({why})" if why else "")
+    if not isinstance(error, ssl.SSLError):
+        return str(error) or "the peer hung up"
+    text = (error.reason or str(error)).replace("_", " ").lower()
+    _, alert, said = text.partition(" alert ")
+    return f"the peer says: {said}" if alert else text
+
+
+def _day(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _validities(text: str) -> Iterator[Validity]:
+    for pem in _PEM.findall(text):
+        try:
+            yield _validity(ssl.PEM_cert_to_DER_cert(pem))
+        except (ValueError, IndexError, StopIteration):
+            continue
+
+
+def _validity(der: bytes) -> Validity:
+    """Certificate ::= { tbs { [version], serial, algorithm, issuer, validity { since, until }, … }, … }"""
+    fields = _fields(next(_fields(next(_fields(der))[1]))[1])
+    first = next(fields)
+    for _ in range(3 if first[0] == _VERSION else 2):
+        next(fields)
+    since, until = _fields(next(fields)[1])
+    return Validity(_seconds(*since), _seconds(*until))
+
+
+def _fields(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each field."""
+    at = 0
+    while at < len(der):
+        tag, size = der[at], der[at + 1]
+        at += 2
+        if size & 0x80:
+            width = size & 0x7F
+            size, at = int.from_bytes(der[at : at + width]), at + width
+        yield tag, der[at : at + size]
+        at += size
+
+
+def _seconds(tag: int, content: bytes) -> float:
+    text = content.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
 def load_chain(

@@ -1,4 +1,4 @@
-"""WatchedFiles: tells whether files that people replace while we run have changed.
+"""WatchedFiles: tells whether files that people replace while we run have changed; Renewed: what is made of them.
 
 The owner looks about once a second.  A change counts if the file is still the same at the next look: an
 editor may still be writing it.  Files that were refused are tried again at each look: the machine may have
@@ -7,8 +7,17 @@ been at fault, which leaves no trace at the file.
 
 from __future__ import annotations
 
+import logging
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
+
+from haservice.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # These show that a file has changed: path, inode, size, time of change.
 FileStates = tuple[tuple[str, int, int, int], ...]
@@ -47,3 +56,60 @@ class WatchedFiles:
     def refused(self) -> None:
         """The files that `changed` gave were no good."""
         self._taken = None
+
+
+class Renewed(Generic[T]):
+    """`value` is made from files, and made anew when they change.  While they are no good, the one before stays
+    in force, and `trouble` says why.
+
+    One thread calls poll(), any thread reads.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        paths: Iterable[Path | None],
+        make: Callable[[], T],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`what` is its name in the log.  `check` says what, besides a `make` that fails, keeps new files from
+        taking the place of good ones.  Both raise ConfigError, `make` here as well.
+        """
+        files = [path for path in paths if path is not None]
+        self._what = what
+        self._files = files
+        self._make = make
+        self._check = check
+        self._watched = WatchedFiles(lambda: files)
+        self._watched.taken(self._watched.look())
+        self.trouble = ""
+        self.value = make()
+
+    def poll(self) -> None:
+        """Call it about once a second; never raises."""
+        look = self._watched.changed()
+        if look is None:
+            return
+        try:
+            value = self._make()
+            self._check()
+        except ConfigError as error:
+            self._watched.refused()
+            if str(error) != self.trouble:
+                self.trouble = str(error)
+                logger.error("%s not renewed, the one before stays: %s", self._what, error)
+            return
+        self.value = value
+        self._watched.taken(look)
+        self.trouble = ""
+        logger.info("%s read again path=%s", self._what, self._files[0])
+
+
+def tell_if_open(path: Path) -> None:
+    """Logs a line if other users of this machine can read the file: there are secrets in it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IROTH:
+        logger.warning("every user of this machine can read a file with secrets: chmod o-rwx %s", path)

@@ -10,8 +10,8 @@
         groupPerms: [group=perm, …]
     dataVersion: [{counter, timestamp}]     written by tools, counter up by one each time
 
-A missing or unknown permission is DENY, as in RocketMQ; an unknown one gets a warning.  Any other mistake is
-a ConfigError that names file and line; then nothing in the file counts.
+A missing or unknown permission is DENY, as in RocketMQ; an unknown one gets a warning, and so does an unknown name.
+Any other mistake is a ConfigError that names file and line; then nothing in the file counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from haservice.access.addresses import AddressPattern, parse_pattern
 from haservice.access.rules import DENY, GROUP_PREFIX, PUB, SUB, Account
 from haservice.configuration.yaml_document import YamlDocument
+from haservice.errors import ConfigError
 
 WHITE_ADDRESSES = "globalWhiteRemoteAddresses"
 ACCOUNTS = "accounts"
@@ -64,7 +65,7 @@ class AclFile:
     accounts: tuple[Account, ...] = ()
     counter: int = 0
     timestamp_ms: int = 0
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[ConfigError, ...] = field(default=())
     blank: bool = False
 
 
@@ -79,7 +80,7 @@ def parse_file(document: YamlDocument) -> AclFile:
 class _Reader:
     def __init__(self, document: YamlDocument) -> None:
         self._document = document
-        self._warnings: list[str] = []
+        self._warnings: list[ConfigError] = []
 
     def file(self, data: Any) -> AclFile:
         data = self._mapping(data, ())
@@ -196,4 +197,4 @@ class _Reader:
                 self._warn(f"unknown name {name!r}, ignored", *place, name)
 
     def _warn(self, text: str, *place: str | int) -> None:
-        self._warnings.append(str(self._document.error(text, *place)))
+        self._warnings.append(self._document.error(text, *place))

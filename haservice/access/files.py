@@ -4,15 +4,18 @@
     <directory>/plain_acl.yml           the main file, whatever its name: new accounts go there
 
 If an access key is in two files, the first counts; the white lists of all files count.  `poll`, called about
-once a second, reads files that have changed and come to rest.  If anything in the new files is wrong, or they
-would let nobody in, all rules stay as they were and one ERROR names file and line.
+once a second, reads files that have changed and come to rest.  If anything in the new files is wrong, a word that a
+start only warns of included, or they would let nobody in, all rules stay as they were and one ERROR names file and
+line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,7 @@ from haservice.configuration.security_settings import AclConfig, NameserverAclCo
 from haservice.configuration.yaml_document import YamlDocument, yaml_text
 from haservice.errors import ConfigError
 from haservice.persisted_file import replace_file
-from haservice.watched_files import FileStates, WatchedFiles
+from haservice.watched_files import FileStates, WatchedFiles, tell_if_open
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ class AclFiles:
     def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.main = main
         self.rules = AccessRules()
+        self.digest = ""
+        """What the rules in force come to: the same rules and secrets have the same digest."""
         # What is wrong with the present files; the rules in force are then older.
         self.trouble = ""
         self._key = key
@@ -155,6 +160,8 @@ class AclFiles:
 
     def _load(self, look: FileStates) -> None:
         found = {path: parse_file(YamlDocument(path)) for path, *_ in look}
+        for path, one in found.items():
+            _check_words(self._read.get(path), one)
         blank = [path for path, one in found.items() if one.blank]
         for path in blank:
             # Truncated a moment ago, or by mistake: nobody removes accounts this way on purpose.
@@ -163,6 +170,8 @@ class AclFiles:
         if str(self.main) in self._read and str(self.main) not in found:
             raise ConfigError(str(self.main), 0, "", "is gone")
         self._adopt(self._combined(found))
+        for path in found:
+            tell_if_open(Path(path))
         self._watched.taken(look)
 
     def _combined(self, found: Mapping[str, AclFile]) -> _Whole:
@@ -170,7 +179,7 @@ class AclFiles:
         owners: dict[str, str] = {}
         warnings: list[str] = []
         for path, one in found.items():
-            warnings += one.warnings
+            warnings += map(str, one.warnings)
             for account in one.accounts:
                 if account.access_key in accounts:
                     first = owners[account.access_key]
@@ -188,6 +197,7 @@ class AclFiles:
         for text in whole.warnings:
             logger.warning("access control %s", text)
         self._read, self._owners, self.rules = dict(whole.files), whole.owners, whole.rules
+        self.digest = _digest(whole.rules)
         self.trouble = ""
 
     def _write(self, path: Path, data: _Fields) -> None:
@@ -204,6 +214,37 @@ class AclFiles:
         if trouble != self.trouble:
             self.trouble = trouble
             logger.error("access control is NOT as its files say, the rules before stay: %s", trouble)
+
+
+def _check_words(before: AclFile | None, now: AclFile) -> None:
+    """Raises the first warning that the file did not give before: a word that is wrong takes rights away."""
+    if before is None:
+        return
+    known = Counter(warning.reason for warning in before.warnings)
+    for warning in now.warnings:
+        known[warning.reason] -= 1
+        if known[warning.reason] < 0:
+            raise warning
+
+
+def _digest(rules: AccessRules) -> str:
+    """Slow to make, as it is seen by who may not see the secrets in it."""
+    accounts = [
+        (
+            *(
+                one.access_key,
+                one.secret_key,
+                str(one.white),
+                one.admin,
+                one.default_topic,
+                one.default_group,
+            ),
+            sorted(one.perms.items()),
+        )
+        for _, one in sorted(rules.accounts.items())
+    ]
+    text = repr((sorted(map(str, rules.white)), accounts)).encode()
+    return hashlib.scrypt(text, salt=b"haservice", n=1 << 13, r=8, p=1, dklen=8).hex()
 
 
 def rules_files(config: AclConfig | NameserverAclConfig, source: str) -> AclFiles | None:

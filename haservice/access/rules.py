@@ -60,11 +60,34 @@ class Account:
             owned = self.default_group if resource.startswith(GROUP_PREFIX) else self.default_topic
         return not owned & DENY and bool(owned & needed)
 
+    @property
+    def publishes(self) -> bool:
+        """Whether it may send to any topic at all."""
+        return (self.admin and not self.perms) or any(
+            not perm & DENY and perm & PUB
+            for perm in (
+                self.default_topic,
+                *(perm for name, perm in self.perms.items() if not name.startswith(GROUP_PREFIX)),
+            )
+        )
+
     def check_admin(self, code: int) -> None:
         """Raises AclRefused if the account is no admin."""
         if not self.admin:
             text = f"Need admin permission for request code={code}, but accessKey={self.access_key} is not"
             raise AclRefused(text, "checkPerm")
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who sent a request that the rules allowed.  Later rules tell what may be sent to it: `AccessRules.now`.
+
+    `secret_key` is what the request was signed with; None if the address was enough.
+    """
+
+    address: str
+    access_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
 
 
 class AccessRules:
@@ -90,24 +113,43 @@ class AccessRules:
 
         Loop thread only.
         """
+        ext = request.ext
+        account = self._claimed(address, ext.get(ACCESS_KEY))
+        if account is None:
+            return None
+        expected = signature(account.secret_key, content(ext, request.body))
+        if not hmac.compare_digest(expected.encode(), ext.get(SIGNATURE, "").encode()):
+            raise AclRefused(f"Check signature failed for accessKey={account.access_key}")
+        return account
+
+    def requester(self, address: str, request: RemotingCommand) -> Requester:
+        """Who sends the request, for `now`.  Raises AclRefused.  Loop thread only."""
+        account = self.who(address, request)
+        secret_key = None if account is None else account.secret_key
+        return Requester(address, request.ext.get(ACCESS_KEY), secret_key)
+
+    def now(self, requester: Requester) -> Account | None:
+        """As `who`, for a sender of an earlier request.  Raises AclRefused if the account has gone, or has
+        another secret key.  Loop thread only.
+        """
+        account = self._claimed(requester.address, requester.access_key)
+        if account is not None and account.secret_key != requester.secret_key:
+            raise AclRefused(f"Check signature failed for accessKey={account.access_key}")
+        return account
+
+    def _claimed(self, address: str, access_key: str | None) -> Account | None:
+        """The account whose signature is needed; None if the address alone is enough.  Raises AclRefused."""
         white = self._is_white.get(address)
         if white is None:
             white = self._look_up(address)
         if white:
             return None
-        ext = request.ext
-        access_key = ext.get(ACCESS_KEY)
         if access_key is None:
             raise AclRefused("No accessKey is configured")
         account = self.accounts.get(access_key)
         if account is None:
             raise AclRefused(f"No acl config for {access_key}")
-        if account.white.matches(address):
-            return None
-        expected = signature(account.secret_key, content(ext, request.body))
-        if not hmac.compare_digest(expected.encode(), ext.get(SIGNATURE, "").encode()):
-            raise AclRefused(f"Check signature failed for accessKey={access_key}")
-        return account
+        return None if account.white.matches(address) else account
 
     def _look_up(self, address: str) -> bool:
         if len(self._is_white) >= ADDRESSES_MAX:

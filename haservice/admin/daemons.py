@@ -14,8 +14,10 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import os
 import resource
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -117,6 +119,15 @@ def allow_many_files() -> None:
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def keep_files_private() -> None:
+    """Files made from now on are for this user only, unless the umask keeps strangers out already: then it stays,
+    and may let a group read.  There are messages in a store.
+    """
+    umask = os.umask(0o077)
+    if umask & stat.S_IROTH:
+        os.umask(umask)
 
 
 class Orders:

@@ -19,6 +19,7 @@ from haservice.admin.commands.nodes.in_force import in_force
 from haservice.admin.daemons import (
     allow_many_files,
     config_option,
+    keep_files_private,
     logging_option,
     print_option,
     print_warnings,
@@ -121,6 +122,7 @@ def mqbroker(
         if print_config or print_important:
             print_broker(node_config, important=not print_config)
             return
+        keep_files_private()
         logs.configure(logging_file)
         warn(node_config.warnings)
         say_kernel()

@@ -10,6 +10,7 @@ from haservice import logs
 from haservice.admin.daemons import (
     allow_many_files,
     config_option,
+    keep_files_private,
     logging_option,
     print_option,
     print_warnings,
@@ -52,6 +53,7 @@ def mqnamesrv(config_file: Path | None, print_config: bool, example: bool, loggi
             for key, value in config.in_force(node_config):
                 click.echo(f"{key}={value}")
             return
+        keep_files_private()
         logs.configure(logging_file)
         warn(node_config.warnings)
         allow_many_files()

@@ -23,6 +23,7 @@ from commitlog.dispatch.dispatcher import Arrival, parse_delay_levels
 from commitlog.dledger.log import MajorityLog
 from commitlog.store import Store
 from haservice.broker.acl.message_rights import MessageRights
+from haservice.broker.acl.recipients import Recipients
 from haservice.broker.acl.security import Security
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.groups.consumers import ClientTable
@@ -215,6 +216,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         live=live,
         roles=standing,
         rights=MessageRights(security.acl if config.acl.follows_message else None, clients),
+        recipients=Recipients(security.acl),
         acl=security.acl,
         lease=lease,
     )
@@ -242,6 +244,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         standing,
         slave_sync,
         registration,
+        security,
         in_sync_replicas=config.replication.in_sync_replicas,
         lease=lease,
     )

@@ -18,6 +18,7 @@ from commitlog.store import Store
 from haservice.access.files import AclFiles
 from haservice.broker.acl.message_rights import MessageRights
 from haservice.broker.acl.processor import AclProcessor
+from haservice.broker.acl.recipients import Recipients
 from haservice.broker.delay.offsets import DelayOffsets
 from haservice.broker.delay.processor import DelayOffsetsProcessor, replicated_end
 from haservice.broker.dispatch_barrier import DispatchBarrier
@@ -132,6 +133,7 @@ class Parts:
     live: LiveSettings[NodeConfig]
     roles: Roles
     rights: MessageRights
+    recipients: Recipients
     acl: AclFiles | None = None
     lease: LeaseKeeper | None = None
 
@@ -204,6 +206,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         if parts.is_slave
         else OffsetMovedEvents(counted_log.append, broker.broker_name, parts.store_host),
         store.mender.mend,
+        parts.recipients,
     )
     queries = QueryProcessor(
         store.log,
@@ -232,7 +235,13 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
         DelayOffsetsProcessor(parts.delays, partial(_safe_end, parts)),
         _send_back(parts, sends),
-        HeartbeatProcessor(parts.clients, parts.groups, parts.topics, creates_topics=not parts.is_slave),
+        HeartbeatProcessor(
+            parts.clients,
+            parts.groups,
+            parts.topics,
+            creates_topics=not parts.is_slave,
+            requester_of=parts.recipients.requester,
+        ),
         ConnectionsProcessor(parts.clients),
         GroupsProcessor(
             parts.groups,
@@ -261,6 +270,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
             is_slave=parts.is_slave,
             unwritable=lambda: sends.refuse_all,
             queue_to_deliver=parts.topics.queue_to_deliver,
+            on_answer=parts.clients.answered,
         ),
         _replies_of(parts, sends),
     )
@@ -324,7 +334,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
         ),
         OverviewProcessor(topics, clients, offsets, view, traffic, offload),
         ResetOffsetsProcessor(topics, clients, offsets, view, offload, broker_name=name),
-        ClientCallsProcessor(clients, store.log, offload, broker_name=name),
+        ClientCallsProcessor(clients, store.log, offload, parts.recipients.may_consume, broker_name=name),
         QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, is_slave=is_slave),
         HousekeepingProcessor(
             topics,
@@ -348,7 +358,7 @@ def transaction_check_of(
     """The task that asks producers about half messages; a slave never runs its own."""
     if not parts.is_slave:
         load_ends(parts.store, parts.transaction_ends)
-    questions = ProducerQuestions(parts.clients)
+    questions = ProducerQuestions(parts.clients, parts.recipients)
     check = TransactionCheck(
         parts.store,
         parts.offsets,
@@ -376,6 +386,7 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
         _send_limits(parts.config.broker),
         admission,
         parts.clients,
+        parts.recipients,
         CountedLog(parts.store.log, parts.stats),
         store_host=parts.store_host,
         stores=parts.config.broker.store_reply_message_enable,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from haservice.certificates import load_chain, load_roots
 from haservice.client.errors import NameserverUnknown
-from haservice.remoting.client import Sign
+from haservice.remoting.client import Sign, Tls
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 
@@ -63,7 +63,7 @@ class ClientOptions:
 
     namesrv_addr: str = ""
     credentials: Credentials | None = None
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     instance_name: str = ""
     trace: bool = False
     trace_topic: str = TRACE_TOPIC

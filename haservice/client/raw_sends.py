@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,7 +26,7 @@ from haservice.client.routes import TEMPLATE_TOPIC, TopicRoute
 from haservice.client.sends import Prepared, SendStatus
 from haservice.errors import AnswerError, RemotingError, RemotingTimeout
 from haservice.ledger import SentLedger
-from haservice.remoting.client import RemotingClient, Sign
+from haservice.remoting.client import RemotingClient, Sign, Tls
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import SendMessageResponseHeader
@@ -184,7 +183,7 @@ async def send_all(
     tally: Tally | None = None,
     *,
     ledger: SentLedger | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: Tls | None = None,
     sign: Sign | None = None,
 ) -> Tally:
     """Sends every message, over the queues in turn.  `on_sent` is called on the loop, once for each.  With a

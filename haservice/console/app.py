@@ -82,4 +82,5 @@ def application(console: Console) -> ASGIApp:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: not_found, 500: our_fault})
     app.state.console = console
     app.state.sections = [module.SECTION for module in MODULES if hasattr(module, "SECTION")]
-    return Guard(app, [urlsplit(console.settings.public_url).hostname or ""])
+    settings = console.settings
+    return Guard(app, [urlsplit(settings.public_url).hostname or ""], secure=settings.is_secure)

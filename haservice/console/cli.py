@@ -15,7 +15,7 @@ from haservice.console import server
 from haservice.console.doors.verification import DoorState, look_at_door
 from haservice.console.settings import ConsoleSettings
 from haservice.errors import HAServiceError
-from haservice.remoting.tls import client_tls
+from haservice.remoting.tls import renewed_client_tls
 from haservice.terminal.options import CONTEXT, address, nameservers_option, version_option
 
 
@@ -123,7 +123,7 @@ def mqconsole(
             cert=cert,
             key=key,
             public_url=public_url,
-            tls=client_tls(loaded, "" if tls_config is None else str(tls_config)),
+            tls=renewed_client_tls(loaded, "" if tls_config is None else str(tls_config)),
         )
         logs.configure(logging_file)
         check_exposure(settings)

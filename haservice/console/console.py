@@ -12,7 +12,7 @@ from haservice.console.changes.running import RunningChanges
 from haservice.console.doors.once import Once
 from haservice.console.doors.sessions import Sessions
 from haservice.console.doors.throttle import LoginThrottle
-from haservice.console.doors.verification import DoorReport, DoorState, look_at_door
+from haservice.console.doors.verification import DoorReport, DoorState, is_still_good, look_at_door
 from haservice.console.questions.lease_looks import LeaseLooks
 from haservice.console.settings import ConsoleSettings
 from haservice.console.visitors import Visitor, Visitors
@@ -95,13 +95,30 @@ class Console:
         self._door_at_s = time.monotonic()
 
     async def _sweep(self) -> None:
-        """Ends sessions and connections whose time is over."""
+        """Ends sessions and connections whose time is over, and looks for renewed certificates of calls."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
+            if self.settings.tls is not None:
+                self.settings.tls.poll()
             self.sessions.expire()
+            await self._end_refused()
             for visitor in self.visitors.sweep(self.sessions.accounts()):
                 visitor.watch.stop()
                 try:
                     await self.doors.ask(STOP_S, visitor.close_connections)
                 except (HAServiceError, OSError) as error:  # others are to be swept, too
                     logger.warning("connections of a session that is over were not closed reason=%s", error)
+
+    async def _end_refused(self) -> None:
+        """Ends the sessions of accounts that brokers do not let in any more."""
+        strict = self._door.strict
+        for account in self.sessions.accounts() if strict else ():
+            try:
+                good = await self.doors.ask(DOOR_S, is_still_good, self.settings, account, strict)
+            except (HAServiceError, OSError):  # nobody says anything of it now
+                continue
+            if not good:
+                self.sessions.close_account(account)
+                logger.info(
+                    "sessions ended, brokers let the account in no more accessKey=%s", account.access_key
+                )

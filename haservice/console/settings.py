@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from haservice.admin.commands.ha.findings import CheckLimits
+from haservice.remoting.tls import ClientTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ConsoleSettings:
     key: Path | None = None
     public_url: str = ""
     """Where a proxy shows this console: https://console.example."""
-    tls: ssl.SSLContext | None = None
+    tls: ClientTls | None = None
     limits: CheckLimits = field(default_factory=CheckLimits)
 
     @property

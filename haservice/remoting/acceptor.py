@@ -22,6 +22,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from haservice.certificates import reason
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, ServerTls
 
@@ -141,12 +142,13 @@ class Acceptor:
         elif first == HANDSHAKE:
             self._spawn(self._open_tls(sock, tls.context))
         elif tls.enforcing:
-            self._complain(sock, "a plain connection, and tls.server.mode=enforcing refuses it")
+            self._complain(_peer_of(sock), "a plain connection, and tls.server.mode=enforcing refuses it")
             sock.close()
         else:
             self._spawn(self._open(sock))
 
     async def _open_tls(self, sock: socket.socket, context: ssl.SSLContext) -> None:
+        peer = _peer_of(sock)  # a socket whose handshake has failed is closed, and names nobody
         try:
             await self._loop.connect_accepted_socket(
                 self._make_connection,
@@ -156,7 +158,7 @@ class Acceptor:
                 ssl_shutdown_timeout=SHUTDOWN_SECONDS,
             )
         except OSError as error:
-            self._complain(sock, f"no TLS handshake: {getattr(error, 'reason', None) or error}")
+            self._complain(peer, f"no TLS handshake: {reason(error)}")
             sock.close()
 
     def _heard(self, sock: socket.socket) -> None:
@@ -169,14 +171,10 @@ class Acceptor:
         self._heard(sock)
         sock.close()
 
-    def _complain(self, sock: socket.socket, reason: str) -> None:
+    def _complain(self, peer: tuple[str, int], why: str) -> None:
         """Logs one line for an address now and then; each of its connections at DEBUG."""
-        try:
-            host, port = sock.getpeername()[:2]
-        except OSError:
-            host, port = "?", 0
-        level = logging.WARNING if self._complaints.ready(host) else logging.DEBUG
-        logger.log(level, "closing peer=%s:%s: %s", host, port, reason)
+        level = logging.WARNING if self._complaints.ready(peer[0]) else logging.DEBUG
+        logger.log(level, "closing peer=%s:%s: %s", *peer, why)
 
     def _rest(self, reason: str) -> None:
         self._loop.remove_reader(self._listening.fileno())
@@ -188,6 +186,14 @@ class Acceptor:
                 reason,
                 PAUSE_S,
             )
+
+
+def _peer_of(sock: socket.socket) -> tuple[str, int]:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "?", 0
+    return host, port
 
 
 def _files_max() -> tuple[float, float]:

@@ -14,8 +14,9 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from haservice.certificates import reason as tls_reason
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.command import RemotingCommand
@@ -34,6 +35,16 @@ OnEnd = Callable[[RemotingCommand | BaseException], None]
 
 # Adds credentials to a request; see haservice.remoting.signature.
 Sign = Callable[[RemotingCommand], None]
+
+
+class RenewedTls(Protocol):
+    """TLS whose files are watched: each connection takes the context that is in force when it is made."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
+Tls = ssl.SSLContext | RenewedTls
 
 CONNECT_TIMEOUT_S = 3.0  # as RocketMQ's clients
 
@@ -74,7 +85,7 @@ class RemotingClient:
         *,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_seconds: float = IDLE_SECONDS,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         sign: Sign | None = None,
     ) -> None:
         """Without `tls`, connections are plain; `sign` adds credentials to each request before it is sent."""
@@ -245,16 +256,20 @@ class RemotingClient:
 
     async def _open(self, addr: str) -> Connection:
         host, port = split_addr(addr)
+        tls = self._tls
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 transport, connection = await self._loop.create_connection(
-                    self._make_connection, host, port, ssl=self._tls
+                    self._make_connection,
+                    host,
+                    port,
+                    ssl=tls if tls is None or isinstance(tls, ssl.SSLContext) else tls.context,
                 )
         except TimeoutError:
             reason = f"no connection within {self._connect_timeout_s:g} s"
             raise RemotingUnreachable(addr, reason) from None
         except ssl.SSLError as error:
-            raise RemotingUnreachable(addr, f"no TLS: {error.reason or error}") from None
+            raise RemotingUnreachable(addr, f"no TLS: {tls_reason(error)}") from None
         except UnicodeError as error:  # of a host name with an empty or too long label
             raise RemotingUnreachable(addr, f"not a host name: {error.__cause__ or error}") from None
         except OSError as error:
@@ -350,7 +365,7 @@ class BlockingClient:
         thread: LoopThread | None = None,
         on_failure: OnFailure | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        tls: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
         sign: Sign | None = None,
     ) -> None:
         """Without `thread` it starts its own, called `thread_name`; `on_failure` is told if that ends."""
@@ -408,7 +423,5 @@ class BlockingClient:
             raise RemotingUnreachable(addr, "the client was closed") from None
 
 
-async def _make_client(
-    connect_timeout_s: float, tls: ssl.SSLContext | None, sign: Sign | None
-) -> RemotingClient:
+async def _make_client(connect_timeout_s: float, tls: Tls | None, sign: Sign | None) -> RemotingClient:
     return RemotingClient(connect_timeout_s=connect_timeout_s, tls=tls, sign=sign)

@@ -18,10 +18,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from haservice.certificates import load_chain, load_roots
+from haservice.certificates import CertificateFile, RenewedCertificates, load_chain, load_roots
 from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.errors import ConfigError
-from haservice.watched_files import WatchedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -46,31 +45,15 @@ class ServerTls:
         self.enforcing = config.mode is TlsMode.enforcing
         self._config = config
         self._source = source
-        files = [path for path in (config.server_cert, config.server_key, config.server_trust) if path]
-        self._watched = WatchedFiles(lambda: files)
-        self._watched.taken(self._watched.look())
-        self._trouble = ""
-        self.context = self._build()
+        files = _files(
+            ("tls.server.certPath", config.server_cert), ("tls.server.trustCertPath", config.server_trust)
+        )
+        self.renewed = RenewedCertificates("certificate", files, config.server_key, self._build, source)
+        self.poll = self.renewed.poll
 
-    def poll(self) -> None:
-        """Takes a renewed certificate for new connections; never raises.
-
-        While its files are no good, the previous certificate stays.
-        """
-        look = self._watched.changed()
-        if look is None:
-            return
-        try:
-            self.context = self._build()
-        except ConfigError as error:
-            self._watched.refused()
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                logger.error("certificate not renewed, the one before stays: %s", error)
-        else:
-            self._watched.taken(look)
-            self._trouble = ""
-            logger.info("certificate read again path=%s", self._config.server_cert)
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self.renewed.made
 
     def _build(self) -> ssl.SSLContext:
         config = self._config
@@ -121,10 +104,38 @@ def server_tls(config: TlsConfig, source: str = "") -> ServerTls | None:
     return ServerTls(config, source)
 
 
+class ClientTls:
+    """TLS of outgoing calls.  `poll` replaces `context`, for new connections, when its files change."""
+
+    def __init__(self, config: TlsConfig, source: str = "") -> None:
+        """Raises ConfigError, which names the key at fault."""
+        trust = config.client_trust if config.auth_server else None
+        files = _files(("tls.client.trustCertPath", trust), ("tls.client.certPath", config.client_cert))
+        self.renewed = RenewedCertificates(
+            "certificate of calls", files, config.client_key, lambda: _client_context(config, source), source
+        )
+        self.poll = self.renewed.poll
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self.renewed.made
+
+
+def renewed_client_tls(config: TlsConfig, source: str = "") -> ClientTls | None:
+    """As `client_tls`, for a process that runs for long."""
+    return ClientTls(config, source) if _calls(config) else None
+
+
 def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
     """For outgoing calls; None if they are plain.  Raises ConfigError, which names the key at fault."""
-    if not config.calls and config.mode is not TlsMode.enforcing:
-        return None
+    return _client_context(config, source) if _calls(config) else None
+
+
+def _calls(config: TlsConfig) -> bool:
+    return config.calls or config.mode is TlsMode.enforcing
+
+
+def _client_context(config: TlsConfig, source: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     if config.auth_server:
@@ -144,6 +155,14 @@ def client_tls(config: TlsConfig, source: str = "") -> ssl.SSLContext | None:
             source,
         )
     return context
+
+
+def _files(*named: tuple[str, Path | None]) -> list[CertificateFile]:
+    return [
+        CertificateFile(key, path, roots=key.endswith("trustCertPath"))
+        for key, path in named
+        if path is not None
+    ]
 
 
 def self_signed(directory: Path) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ import click
 
 from haservice.access.credentials import signing
 from haservice.configuration.config import load_tls
-from haservice.remoting.client import Sign
+from haservice.remoting.client import Sign, Tls
 from haservice.remoting.tls import client_tls
 
 FILE_ENV = "MQADMIN_TOOLS_YML"
@@ -29,7 +29,7 @@ TOOLS_FILE = Path("conf", "tools.yml")
 class Access(TypedDict):
     """Arguments for a client."""
 
-    tls: ssl.SSLContext | None
+    tls: Tls | None
     sign: Sign | None
 
 

@@ -107,6 +107,35 @@ def test_rocketmqs_example_is_read(main: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("right", "wrong", "why"),
+    [
+        ("defaultTopicPerm: PUB", "defaultTopicPerm: PUBB", "permission 'PUBB' is none of"),
+        ("topicPerms:", "topicPrems:", "unknown name 'topicPrems'"),
+        ("T=PUB", "T=pub", "permission 'pub' is none of"),
+    ],
+)
+def test_one_wrong_word_while_it_runs_takes_nobodys_rights_away(
+    main: Path, right: str, wrong: str, why: str
+) -> None:
+    text = (
+        "accounts:\n  - accessKey: accounts-key\n    secretKey: secret-key\n"
+        "    defaultTopicPerm: PUB\n    topicPerms: [T=PUB, U=NONSENSE]\n"
+    )
+    files = loaded(main, text)  # a start takes U's as DENY, with a warning, as RocketMQ does
+    before = files.rules
+    changed(main, text.replace(right, wrong))
+    files.poll()
+    files.poll()
+    assert files.rules is before
+    assert why in files.trouble
+    changed(main, text.replace("T=PUB", "T=SUB"))
+    files.poll()
+    files.poll()
+    assert files.rules.accounts["accounts-key"].perms["T"] == 8
+    assert files.trouble == ""
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("accounts: [\n", ":2: "),
@@ -377,3 +406,15 @@ def test_a_disk_that_refuses_leaves_file_and_rules(main: Path, monkeypatch: pyte
     assert main.read_text() == before
     assert [path.name for path in main.parent.iterdir()] == [main.name]
     assert keys(files) == {"accounts-key"}
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_file_with_secrets_that_everybody_can_read_is_told(
+    main: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+) -> None:
+    main.touch()
+    main.chmod(mode)
+    loaded(main)
+    assert (
+        f"every user of this machine can read a file with secrets: chmod o-rwx {main}" in caplog.text
+    ) == told

@@ -943,6 +943,19 @@ def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: 
     assert switchover.other_promises([slave], master) == []
 
 
+def test_a_switchover_says_before_it_asks_whose_accounts_differ(serve: Serve) -> None:
+    def says(digest: str) -> dict[int, Any]:
+        return {RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"aclDigest": digest}).encode())}
+
+    master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), more=says("11"))
+    slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), more=says("22"))
+    alike = Fake(serve, B, "SLAVE", 500, (3, 0, A), more=says("11"))
+    told = "NOTE: accounts and rules of access control are not the same at "
+    assert told in run("switchover", "-n", Names(serve, master, slave).addr, "-b", NAME).stdout
+    assert slave.told == master.told == []
+    assert told not in run("switchover", "-n", Names(serve, master, alike).addr, "-b", NAME).stdout
+
+
 @pytest.mark.parametrize("command", ["failover", "switchover"])
 def test_a_candidate_whose_log_begins_later_is_named_with_what_it_lacks(serve: Serve, command: str) -> None:
     """As a stock slave's, which came when its master's first segment was full."""

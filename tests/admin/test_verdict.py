@@ -354,6 +354,42 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.WARNING,
         "THREAD RESTARTED, 10.0.0.1:10911: flush: OSError: x (1 in 10 min)",
     ),
+    "a file that is not in force": (
+        [master(link()), slave(info={"filesNotInForce": "tools.yml: there is no secretKey"})],
+        Severity.WARNING,
+        "FILE NOT IN FORCE, 10.0.0.2:10911 goes on with the one before: tools.yml: there is no secretKey",
+    ),
+    "a certificate that ends this month": (
+        [
+            master(
+                link(),
+                info={"certificateEnds": f"a=9999999999,tls.server.certPath={NOW_MS // 1000 + 20 * 86400}"},
+            ),
+            slave(),
+        ],
+        Severity.WARNING,
+        "CERTIFICATE ENDS, 10.0.0.1:10911: tls.server.certPath, 20 days left",
+    ),
+    "a certificate that ends today": (
+        [master(link()), slave(info={"certificateEnds": f"haSecureCertPath={NOW_MS // 1000 + 12 * 3600}"})],
+        Severity.CRITICAL,
+        "CERTIFICATE ENDS, 10.0.0.2:10911: haSecureCertPath, 12 hours left",
+    ),
+    "a certificate that has expired": (
+        [master(link(), info={"certificateEnds": "tls.client.trustCertPath=5"}), slave()],
+        Severity.CRITICAL,
+        "CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath",
+    ),
+    "accounts that differ": (
+        [master(link(), info={"aclDigest": "11"}), slave(info={"aclDigest": "22"})],
+        Severity.WARNING,
+        "BROKERS DIFFER, accounts and rules of access control are not the same at 10.0.0.1:10911 and 10.0.0.2:10911",
+    ),
+    "roots that differ": (
+        [master(link(), info={"rootDigests": "t=1,u=2"}), slave(info={"rootDigests": "t=1,u=3"})],
+        Severity.WARNING,
+        "BROKERS DIFFER, u are not the same at",
+    ),
     "a slave's thread that failed": (
         [master(link()), slave(failed_threads="ha-client: ValueError")],
         Severity.WARNING,

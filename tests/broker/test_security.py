@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from haservice.admin.cli import main as mqadmin
 from haservice.broker.acl.rights import CLIENT_CODES
 from haservice.broker.node import BrokerNode
 from haservice.configuration.security_settings import AclConfig
@@ -267,3 +269,56 @@ def test_a_look_at_one_kind_of_files_that_fails_hides_no_other(
     server.call_soon(with_tls.poll, server.offload_quietly)
     assert looked.wait(PATIENCE_S)
     wait_until(lambda: "a regular look failed" in caplog.text and "planted" in caplog.text, "it is told")
+
+
+def test_a_brokers_own_key_is_renewed_without_a_restart(
+    tmp_path: Path, acl_file: Path, client: BlockingClient
+) -> None:
+    keys = tmp_path / "keys.yml"
+    keys.write_text(f"accessKey: {ADMIN}\nsecretKey: {SECRET}\n")
+    config = node_config(tmp_path / "store")
+    acl = AclConfig(enabled=True, file=acl_file, credentials_file=keys)
+    node = BrokerNode(dataclasses.replace(config, acl=acl))
+    node.start()
+    try:
+        addr = node.config.broker_addr
+        own = node.parts.client
+        asked = RemotingCommand.request
+        assert own.call(addr, asked(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+        acl_file.write_text(RULES.replace(ADMIN, "newer-key"))
+        wait_until(lambda: own.call(addr, asked(26)).code == 1, "the account before is gone")
+        keys.write_text("accessKey: newer-key\n")
+
+        def trouble() -> str:
+            answer = client.call(addr, signed(asked(RequestCode.GET_BROKER_RUNTIME_INFO), "newer-key"))
+            return str(orjson.loads(bytes(answer.body))["table"].get("filesNotInForce", ""))
+
+        wait_until(lambda: "there is no secretKey" in trouble(), "the broken file is told")
+        keys.write_text(f"accessKey: newer-key\nsecretKey: {SECRET}\n")
+        wait_until(lambda: own.call(addr, asked(26)).code == 0, "the broker signs with the new key")
+        wait_until(lambda: trouble() == "", "nothing is wrong any more")
+    finally:
+        node.stop()
+
+
+def test_a_secret_of_an_account_comes_from_standard_input(
+    node: BrokerNode, client: BlockingClient, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools.yml"
+    tools.write_text(f"accessKey: {ADMIN}\nsecretKey: {SECRET}\n")
+    words = [
+        "updateAclConfig",
+        "-b",
+        node.config.broker_addr,
+        "-a",
+        "newcomers-key",
+        "-s",
+        "-",
+        "-t",
+        "T=PUB",
+    ]
+    ran = CliRunner().invoke(mqadmin, words, input="another-secret\n", env={"MQADMIN_TOOLS_YML": str(tools)})
+    assert ran.exit_code == 0, ran.output
+    assert "another-secret" not in ran.output
+    request = signed(send_request("T"), "newcomers-key", "another-secret")
+    assert client.call(node.config.broker_addr, request).code == 0

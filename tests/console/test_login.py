@@ -11,6 +11,7 @@ import pytest
 from haservice.devtools.pair import ScratchPair
 from tests.console.conftest import MakeConsole
 from tests.console.support import SETTINGS, ConsoleProcess
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -163,3 +164,20 @@ def test_with_access_control_others_may_reach_the_login(
 ) -> None:
     console = make_console(guarded.namesrv_addr, host="0.0.0.0")
     assert console.get("/").headers["location"] == "/login"
+
+
+def test_a_session_ends_with_its_account(
+    tmp_path_factory: pytest.TempPathFactory, make_console: MakeConsole
+) -> None:
+    root = tmp_path_factory.mktemp("leaving")
+    rules = root / "plain_acl.yml"
+    rules.write_text(ACL)
+    settings = {**SETTINGS, "aclEnable": "true", "aclFile": str(rules)}
+    with ScratchPair(root, "ASYNC_MASTER", settings) as pair:
+        pair.start_nameserver()
+        pair.start_master()
+        console = make_console(pair.namesrv_addr)
+        status, _, cookie = log_in(console, ADMIN, SECRET)
+        assert (status, console.get("/", Cookie=cookie).status) == (303, 200)
+        rules.write_text(ACL.replace(ADMIN, "successors"))
+        wait_until(lambda: console.get("/", Cookie=cookie).status == 303, "it has to log in again")

@@ -47,6 +47,15 @@ def test_a_session_ends_after_some_hours_however_it_is_used(clock: Clock) -> Non
     assert found.find(secret, used=True) is None
 
 
+def test_sessions_end_with_their_account(clock: Clock) -> None:
+    found = Sessions(clock)
+    secrets = [found.open(ONE), found.open(ONE)]
+    other = found.open(OTHER)
+    found.close_account(ONE)
+    assert [found.find(secret, used=True) for secret in secrets] == [None, None]
+    assert found.find(other, used=True) is not None
+
+
 def test_a_secret_is_no_other_ones_and_ends_with_a_logout(clock: Clock) -> None:
     found = Sessions(clock)
     secret, second = found.open(ONE), found.open(OTHER)

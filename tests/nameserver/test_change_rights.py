@@ -62,7 +62,6 @@ READS = {
     RequestCode.GET_UNIT_TOPIC_LIST,
     RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
-    RequestCode.GET_NAMESRV_CONFIG,
     RequestCode.GET_LINEAGE,
 }
 
@@ -117,7 +116,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_of_every_request_it_is_decided_whether_it_is_a_change(start: Start) -> None:
     served = start("").node.served_codes
-    assert served == CHANGES | READS
+    assert served == CHANGES | READS | {RequestCode.GET_NAMESRV_CONFIG}
     assert ASKED.keys() == CHANGES
 
 
@@ -129,6 +128,15 @@ def test_with_accounts_a_change_takes_an_admin(start: Start, code: int) -> None:
     assert "Need admin permission" in str(asked.ask(code, USER).remark)
     assert asked.masters() == {}
     assert asked.ask(code, ADMIN).code == 0
+
+
+def test_its_own_settings_are_for_admins_where_there_are_accounts(start: Start) -> None:
+    code = RequestCode.GET_NAMESRV_CONFIG
+    asked = start("aclEnable=true\n")
+    assert "No accessKey is configured" in str(asked.ask(code).remark)
+    assert "Need admin permission" in str(asked.ask(code, USER).remark)
+    assert asked.ask(code, ADMIN).code == 0
+    assert start("changesAllowedFrom=10.0.0.0/8\n").ask(code).code == 0
 
 
 @pytest.mark.parametrize("text", ["aclEnable=true\n", "changesAllowedFrom=10.0.0.0/8\n"])

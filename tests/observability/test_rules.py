@@ -45,6 +45,7 @@ def told() -> set[str]:
         topics=[TopicFacts("T", 1.0, 1.0, 1, 1, 1)],
         groups=[group],
         sample_age_s=1.0,
+        certificate_days={"tls.server.certPath": 1.0},
         member=MemberFacts("g", "n0", True, 1, 1, ""),
     )
     follower = replace(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +17,12 @@ import pytest
 from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.errors import ConfigError, RemotingUnreachable
 from haservice.remoting import acceptor
-from haservice.remoting.client import BlockingClient
+from haservice.remoting.client import BlockingClient, Tls
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.server import Listener, RemotingServer
-from haservice.remoting.tls import ServerTls, client_tls, server_tls
-from tests.support.certificates import PASSWORD, Certificates, certificates
+from haservice.remoting.tls import ServerTls, client_tls, renewed_client_tls, server_tls
+from tests.support.certificates import PASSWORD, Certificates, certificates, signed
 from tests.support.remoting import Peer
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -59,7 +58,7 @@ def addr(server: RemotingServer) -> str:
     return f"127.0.0.1:{server.ports[0]}"
 
 
-def echoes(server: RemotingServer, tls: ssl.SSLContext | None, body: bytes = b"x") -> bool:
+def echoes(server: RemotingServer, tls: Tls | None, body: bytes = b"x") -> bool:
     with BlockingClient(tls=tls) as client:
         try:
             return client.call(addr(server), RemotingCommand.request(ECHO, {}, body), 5.0).body == body
@@ -190,6 +189,44 @@ def test_a_renewed_certificate_is_shown_to_the_next_client(certs: Certificates, 
         assert echoes(server, checking)
 
 
+def test_calls_trust_a_new_root_with_the_next_connection(certs: Certificates, tmp_path: Path) -> None:
+    trust = tmp_path / "roots.pem"
+    shutil.copy(certs.root, trust)
+    tls = renewed_client_tls(
+        TlsConfig(calls=True, auth_server=True, client_trust=trust), "broker-a.properties"
+    )
+    assert tls is not None
+    strange = config(certs, server_cert=certs.stranger, server_key=certs.stranger_key)
+    with serving(server_tls(strange)) as server, BlockingClient(tls=tls) as client:
+        with pytest.raises(RemotingUnreachable):
+            client.call(addr(server), RemotingCommand.request(ECHO, {}, b"x"))
+        trust.write_text(certs.root.read_text() + certs.stranger.read_text())
+        tls.poll()
+        tls.poll()
+        assert client.call(addr(server), RemotingCommand.request(ECHO, {}, b"x")).body == b"x"
+        trust.write_text("half a certif")
+        for _ in range(3):
+            tls.poll()
+        assert "tls.client.trustCertPath" in tls.renewed.trouble
+        assert echoes(server, tls.context), "the roots before stay while the new ones are no good"
+
+
+def test_calls_show_a_renewed_certificate(certs: Certificates, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    shutil.copy(certs.stranger, cert)
+    shutil.copy(certs.stranger_key, key)
+    demanding = config(certs, client_auth=ClientAuth.require, auth_client=True, server_trust=certs.root)
+    tls = renewed_client_tls(TlsConfig(calls=True, client_cert=cert, client_key=key))
+    assert tls is not None
+    with serving(server_tls(demanding)) as server:
+        assert not echoes(server, tls)
+        shutil.copy(certs.client, cert)
+        shutil.copy(certs.client_key, key)
+        tls.poll()
+        tls.poll()
+        assert echoes(server, tls)
+
+
 # ---- bad hands
 
 
@@ -238,6 +275,43 @@ def test_a_handshake_that_never_ends_is_ended(
         peer.socket.sendall(b"\x16\x03\x01")
         assert peer.closed_by_server()
         wait_until(lambda: "no TLS handshake" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        ("stranger", "no root here has signed it"),
+        ("expired", "its time is over"),
+        ("purpose", "another purpose"),
+    ],
+)
+def test_a_refused_certificate_is_told_with_its_address_and_the_reason(
+    certs: Certificates, caplog: pytest.LogCaptureFixture, shown: str, why: str
+) -> None:
+    pairs = {"stranger": (certs.stranger, certs.stranger_key), "expired": signed("late", -1)}
+    cert, key = pairs.get(shown) or signed("for-servers", usage="serverAuth")
+    demanding = config(certs, client_auth=ClientAuth.require, auth_client=True, server_trust=certs.root)
+    with serving(server_tls(demanding)) as server:
+        assert not echoes(server, client_tls(TlsConfig(calls=True, client_cert=cert, client_key=key)))
+        wait_until(lambda: "no TLS handshake" in caplog.text)
+    (line,) = [one.getMessage() for one in caplog.records if "no TLS handshake" in one.getMessage()]
+    assert line.startswith("closing peer=127.0.0.1:")
+    assert "peer=127.0.0.1:0" not in line
+    assert "the peer's certificate is not trusted: " in line
+    assert why in line
+
+
+def test_a_call_says_why_the_server_is_not_trusted(certs: Certificates) -> None:
+    cert, key = signed("late-server", -1)
+    checking = client_tls(TlsConfig(calls=True, auth_server=True, client_trust=certs.root))
+    late = config(certs, server_cert=cert, server_key=key)
+    with (
+        serving(server_tls(late)) as server,
+        BlockingClient(tls=checking) as client,
+        pytest.raises(RemotingUnreachable) as refused,
+    ):
+        client.call(addr(server), RemotingCommand.request(ECHO))
+    assert "certificate has expired (its time is over)" in str(refused.value)
 
 
 def test_one_line_is_enough_for_one_address(certs: Certificates, caplog: pytest.LogCaptureFixture) -> None:

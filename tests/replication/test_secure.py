@@ -46,7 +46,7 @@ def refusal(text: str) -> str:
 
 def test_by_default_there_is_the_plain_door_only() -> None:
     found = doors("")
-    assert (found.plain, found.port, found.watched) == (True, 0, False)
+    assert (found.plain, found.port, found.certificates) == (True, 0, None)
     assert found.address("10.0.0.1:10912") == "10.0.0.1:10912"
     near, far = socket.socketpair()
     with near, far:
@@ -111,7 +111,7 @@ def test_a_certificate_whose_time_is_over_is_told_and_keeps_no_broker_from_start
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cert, key = signed("old", days=-1)
-    assert doors(f"haSecurePort=10914\n{paths(Cert=cert, Key=key)}").watched
+    assert doors(f"haSecurePort=10914\n{paths(Cert=cert, Key=key)}").certificates
     (record,) = caplog.records
     assert (
         f"haSecureCertPath={cert}: no other broker takes it: certificate has expired" in record.getMessage()

@@ -34,11 +34,19 @@ def _self_signed(cert: Path, key: Path, name: str) -> None:
 
 
 def _signed(
-    cert: Path, key: Path, name: str, root: Path, root_key: Path, days: int = 2, ip: str = ""
+    cert: Path,
+    key: Path,
+    name: str,
+    root: Path,
+    root_key: Path,
+    days: int = 2,
+    ip: str = "",
+    usage: str = "",
 ) -> None:
     request = cert.with_suffix(".csr")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     at = ("-addext", f"subjectAltName=IP:{ip}") if ip else ()
+    at += ("-addext", f"extendedKeyUsage={usage}") if usage else ()
     _openssl("req", *curve, "-subj", f"/CN={name}", *at, "-keyout", key, "-out", request)
     signing = ("-CA", root, "-CAkey", root_key, "-CAcreateserial", "-days", days, "-copy_extensions", "copy")
     _openssl("x509", "-req", "-in", request, *signing, "-out", cert)
@@ -63,11 +71,11 @@ def certificates() -> Certificates:
 
 
 @functools.cache
-def signed(name: str, days: int = 2, ip: str = "") -> tuple[Path, Path]:
+def signed(name: str, days: int = 2, ip: str = "", usage: str = "") -> tuple[Path, Path]:
     """A further certificate of the root's, and its key; one whose time is over with `days` below 0; for a server
-    at `ip`.
+    at `ip`; for `usage` only.
     """
     made = certificates()
     cert, key = made.root.with_name(f"{name}-{days}.pem"), made.root.with_name(f"{name}-{days}-key.pem")
-    _signed(cert, key, name, made.root, made.root.with_name("root-key.pem"), days, ip)
+    _signed(cert, key, name, made.root, made.root.with_name("root-key.pem"), days, ip, usage)
     return cert, key

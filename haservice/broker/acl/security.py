@@ -2,7 +2,9 @@
 
     guard         before every request of both ports, when aclEnable=true
     tls           which connections these ports take
+    calls_tls     TLS of the calls that it makes
     make_client   the client for nameservers and the pair's other brokers; takes a callback for its end
+    keys          what the broker signs its calls with: aclCredentialsFile
     doors         how slaves connect to us, and how we connect to a master
 
 An error here ends the start.
@@ -10,16 +12,18 @@ An error here ends the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from haservice.access.credentials import signing
+from haservice.access.credentials import OwnKeys
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
+from haservice.certificates import RenewedCertificates
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.client import BlockingClient
-from haservice.remoting.tls import ServerTls, client_tls, server_tls
+from haservice.remoting.tls import ClientTls, ServerTls, renewed_client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
 from haservice.service import OnFailure
 
@@ -31,30 +35,62 @@ class Security:
     acl: AclFiles | None
     guard: AclGuard | None
     tls: ServerTls | None
-    make_client: Callable[[OnFailure], BlockingClient]
+    calls_tls: ClientTls | None
+    keys: OwnKeys | None
     doors: SecureDoors
+
+    def make_client(self, on_failure: OnFailure) -> BlockingClient:
+        sign = None if self.keys is None else self.keys.sign
+        return BlockingClient(on_failure=on_failure, tls=self.calls_tls, sign=sign)
+
+    def certificates(self) -> list[RenewedCertificates[Any]]:
+        parts = (self.tls, self.calls_tls, self.doors.certificates)
+        return [part.renewed for part in parts if part is not None]
 
     def poll(self, offload_quietly: Callable[[Callable[[], object]], None]) -> None:
         """Looks for changed files about once a second, each kind by itself: one that fails hides no other."""
-        for part in (self.acl, self.tls, self.doors if self.doors.watched else None):
+        for part in (self.acl, self.keys, self.tls, self.calls_tls, self.doors.certificates):
             if part is not None:
                 offload_quietly(part.poll)
+
+    @property
+    def trouble(self) -> str:
+        """Which files are not in force as they are, and why; "" if all are."""
+        parts = [part for part in (self.acl, self.keys) if part is not None]
+        troubles = [part.trouble for part in (*parts, *self.certificates())]
+        return "; ".join(trouble for trouble in troubles if trouble)
+
+    def gauges(self) -> dict[str, str]:
+        """Entries of request 28."""
+        certificates = self.certificates()
+        roots = {key: digest for one in certificates for key, digest in one.root_digests.items()}
+        return {
+            "filesNotInForce": self.trouble,
+            "certificateEnds": _listed(
+                {key: f"{until:.0f}" for key, until in self.certificate_ends().items()}
+            ),
+            "aclDigest": "off" if self.acl is None else self.acl.digest,
+            "rootDigests": _listed(roots),
+        }
+
+    def certificate_ends(self) -> dict[str, float]:
+        """Until when each certificate in force is valid, in seconds since 1970, by its file's key."""
+        return {key: until for one in self.certificates() for key, until in one.ends.items()}
 
 
 def security_of(config: NodeConfig) -> Security:
     """Raises ConfigError for a file that cannot be used, naming it."""
     files = rules_files(config.acl, config.source)
+    credentials = config.acl.credentials_file
     return Security(
         files,
         None if files is None else AclGuard(lambda address, request: check(files.rules, address, request)),
         server_tls(config.tls, config.source),
-        _client_maker(config),
+        renewed_client_tls(config.tls, config.source),
+        None if credentials is None else OwnKeys(credentials),
         secure_doors(config),
     )
 
 
-def _client_maker(config: NodeConfig) -> Callable[[OnFailure], BlockingClient]:
-    tls = client_tls(config.tls, config.source)
-    credentials = config.acl.credentials_file
-    keys = None if credentials is None else signing(credentials)
-    return lambda on_failure: BlockingClient(on_failure=on_failure, tls=tls, sign=keys)
+def _listed(pairs: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in sorted(pairs.items()))

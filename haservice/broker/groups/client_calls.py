@@ -10,8 +10,10 @@ not answer in time 207.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from commitlog.kernel.records import parse_message_id
+from commitlog.kernel.records import StoredMessage, decode, parse_message_id
+from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import Client, ClientTable
 from haservice.broker.pull.query import QueriedLog, record_at
 from haservice.errors import RemotingTimeout, RemotingUnreachable, RequestError
@@ -36,12 +38,15 @@ class ClientCallsProcessor:
         clients: ClientTable,
         log: QueriedLog,
         offload: Offload,
+        may_consume: Callable[[Requester | None, StoredMessage, str], bool],
         *,
         broker_name: str,
     ) -> None:
+        """`may_consume`: whether this member may be given this message for its group."""
         self._clients = clients
         self._log = log
         self._offload = offload
+        self._may_consume = may_consume
         self._broker_name = broker_name
 
     def handlers(self) -> dict[int, Processor]:
@@ -75,15 +80,26 @@ class ClientCallsProcessor:
         ext = without_credentials(request.ext)
         ext.update(clientId=client.client_id, brokerName=self._broker_name)
         return asyncio.ensure_future(
-            self._consume_directly(request, member, ext, offset, header.consumer_group)
+            self._consume_directly(request, (member, client), ext, offset, header.consumer_group)
         )
 
     async def _consume_directly(
-        self, request: RemotingCommand, member: Connection, ext: dict[str, str], offset: int, group: str
+        self,
+        request: RemotingCommand,
+        consumer: tuple[Connection, Client],
+        ext: dict[str, str],
+        offset: int,
+        group: str,
     ) -> RemotingCommand:
+        member, client = consumer
         record: bytes | None = await self._offload(record_at, self._log, offset)
         if record is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}")
+        if not self._may_consume(client.requester, decode(record), group):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The account of consumer <{group}> <{client.client_id}> may not read the message's topic",
+            )
         return await self._relay(request, member, RemotingCommand.request(request.code, ext, record), group)
 
     async def _relay(

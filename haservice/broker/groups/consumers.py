@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from haservice.access.rules import Requester
 from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.pull.tag_filter import ALL, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.remoting.bodies.clients import (
@@ -52,6 +53,20 @@ class Client:
     language: str
     version: int
     last_heard_s: float
+    requester: Requester | None = None
+    """Who signed the heartbeat; None without access control."""
+    first_heard_s: float = 0.0
+    """When this connection named this client for this group first, with the same account."""
+    unanswered: int = 0
+    """Questions about transactions since its last answer to one."""
+
+    def goes_on(self, before: Client | None) -> None:
+        """Takes over what lasts from what the same connection said of the same group before."""
+        if before is None:
+            return
+        self.unanswered = before.unanswered
+        if (before.client_id, before.requester) == (self.client_id, self.requester):
+            self.first_heard_s = before.first_heard_s
 
 
 @dataclass(slots=True)
@@ -182,21 +197,24 @@ class ClientTable:
         language: str = "OTHER",
         version: int = 0,
         digest: object = None,
+        requester: Requester | None = None,
     ) -> None:
         """Takes one heartbeat; several clients may share a connection's groups, and the last one wins.
 
-        `digest`: what repeat() will recognise it by.
+        `digest`: what repeat() will recognise it by; another `requester` is another heartbeat.
         """
         seen = self._watch(connection)
         clients = []
         groups = []
         for producer in data.producer_data_set:
-            client = Client(data.client_id, language, version, now_s)
+            client = Client(data.client_id, language, version, now_s, requester, now_s)
             clients.append(client)
-            self.producers.setdefault(producer.group_name, {})[connection] = client
+            members = self.producers.setdefault(producer.group_name, {})
+            client.goes_on(members.get(connection))
+            members[connection] = client
             seen.producing.add(producer.group_name)
         for consumer in data.consumer_data_set:
-            client = Client(data.client_id, language, version, now_s)
+            client = Client(data.client_id, language, version, now_s, requester, now_s)
             clients.append(client)
             seen.consuming.add(consumer.group_name)
             groups.append(self._consumer_heard(connection, client, consumer))
@@ -222,6 +240,7 @@ class ClientTable:
         group = self.consumers.get(data.group_name)
         if group is None:
             group = self.consumers[data.group_name] = ConsumerGroup(data.group_name)
+        client.goes_on(group.members.get(connection))
         changed = group.put(connection, client)
         if group.agree(data):
             changed = True
@@ -233,6 +252,12 @@ class ClientTable:
             self._filters.register(group.name, data.subscription_data_set)
             group.agreements += self._filters.changes != before
         return group
+
+    def answered(self, connection: Peer, group: str) -> None:
+        """A producer has answered a question about a transaction."""
+        client = self.producers.get(group, {}).get(connection)
+        if client is not None:
+            client.unanswered = 0
 
     def unregister(self, connection: Peer, producer_group: str | None, consumer_group: str | None) -> None:
         """A client leaves these groups; unknown groups are no error."""

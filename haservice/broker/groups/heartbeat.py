@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
 from haservice.broker.send.retries import retry_topic
@@ -40,12 +41,15 @@ class HeartbeatProcessor:
         topics: TopicTable,
         *,
         creates_topics: bool,
+        requester_of: Callable[[Connection, RemotingCommand], Requester | None] = lambda _, __: None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`requester_of`: who has signed a heartbeat."""
         self._clients = clients
         self._groups = groups
         self._topics = topics
         self._creates_topics = creates_topics
+        self._requester_of = requester_of
         self._clock_s = clock_s
 
     def handlers(self) -> dict[int, Processor]:
@@ -56,14 +60,17 @@ class HeartbeatProcessor:
         }
 
     def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        digest = hashlib.blake2b(command.body, digest_size=16).digest(), command.language, command.version
+        requester = self._requester_of(connection, command)
+        body = hashlib.blake2b(command.body, digest_size=16).digest()
+        digest = body, command.language, command.version, requester
         if self._clients.repeat(connection, digest, self._clock_s(), self._is_made):
             return command.answer()
         data = self._checked(connection, command)
         for consumer in data.consumer_data_set:
             self._make_group(consumer)
+        language = _language_name(command.language)
         self._clients.heartbeat(
-            connection, data, self._clock_s(), _language_name(command.language), command.version, digest
+            connection, data, self._clock_s(), language, command.version, digest, requester
         )
         return command.answer()
 

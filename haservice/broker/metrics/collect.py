@@ -108,6 +108,11 @@ class BrokerCollector:
             not_registered=parts.registration.trouble,
             metadata_not_copied=parts.slave_sync.refused,
             offsets_not_kept=parts.tables.offsets.full,
+            files_not_in_force=parts.security.trouble,
+            certificate_days={
+                key: (until - time.time()) / 86_400
+                for key, until in parts.security.certificate_ends().items()
+            },
             offsets=len(parts.tables.offsets),
             pending_sends=parts.sends.pending,
             max_pending_sends=parts.live.config.broker.max_pending_sends,

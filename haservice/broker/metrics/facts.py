@@ -148,6 +148,9 @@ class BrokerFacts:
     not_registered: str = ""
     metadata_not_copied: str = ""
     offsets_not_kept: str = ""
+    files_not_in_force: str = ""
+    certificate_days: Mapping[str, float] = field(default_factory=dict)
+    """How long each certificate in force is valid yet, by its file's key."""
     offsets: int = 0
     pending_sends: int = 0
     max_pending_sends: int = 0

@@ -260,9 +260,14 @@ def _trouble(out: Exposition, facts: BrokerFacts) -> None:
         ("not_registered", facts.not_registered),
         ("metadata_not_copied", facts.metadata_not_copied),
         ("offsets_not_kept", facts.offsets_not_kept),
+        ("files_not_in_force", facts.files_not_in_force),
     ):
         out.gauge(
             "haservice_trouble", "1 while it lasts; brokerStatus has the text.", int(bool(text)), what=name
+        )
+    for key, days in facts.certificate_days.items():
+        out.gauge(
+            "haservice_certificate_days_left", "How long the certificate in force is valid.", days, key=key
         )
     for disk in facts.disks:
         out.gauge("haservice_disk_size_bytes", "The file system's size.", disk.size, of=disk.name)

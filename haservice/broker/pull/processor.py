@@ -6,7 +6,7 @@
 
 Checks, their order and their codes are those of RocketMQ's PullMessageProcessor, and so are the offsets in the
 answer.  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
-again; if its topic was deleted meanwhile, it then gets that error.
+again; if its topic was deleted meanwhile, or its account may not read it any more, it then gets that error.
 
 A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such a
 pull is held, the loop looks at each message that arrives once, and the next arrival does not look again.
@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from commitlog.errors import BadEntry, CommitLogError
+from haservice.access.rules import Requester
+from haservice.broker.acl.recipients import Recipients
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
@@ -105,8 +107,12 @@ class PullProcessor:
         offload: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
+        recipients: Recipients | None = None,
     ) -> None:
-        """`mend` checks, in a work thread, an entry that does not fit the log; True if it fits now."""
+        """`mend` checks, in a work thread, an entry that does not fit the log; True if it fits now.  `recipients`
+        says who may still have messages when a held pull wakes.
+        """
+        self._recipients = recipients if recipients is not None else Recipients(None)
         self._config = config
         self._topics = topics
         self._groups = groups
@@ -295,7 +301,8 @@ class PullProcessor:
         else:
             seconds = self._config.short_polling_ms / 1000
         key = (header.topic, header.queue_id)
-        held = _Held(self, pull, future, key, decision.wanted)
+        requester = self._recipients.requester(pull.connection, pull.command)
+        held = _Held(self, pull, future, key, decision.wanted, requester)
         held.below_mark = decision.below_mark
         # A pull may be held for long: it keeps none of the bytes that came with it.
         pull.command.ext = {}
@@ -311,6 +318,7 @@ class PullProcessor:
         if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, held.wanted):
             return False
         try:
+            self._recipients.check_read(held.requester, header.topic, header.consumer_group)
             pull = self._checked(first.connection, command, header)
             pull.wanted, pull.held = held.wanted, not final
             pull.may_be_held = pull.may_await_dispatch = False
@@ -336,7 +344,7 @@ class PullProcessor:
 class _Held(HeldPull):
     """A pull that `processor` holds; `future` gets its answer."""
 
-    __slots__ = ("future", "processor", "pull")
+    __slots__ = ("future", "processor", "pull", "requester")
 
     def __init__(
         self,
@@ -345,8 +353,10 @@ class _Held(HeldPull):
         future: asyncio.Future[RemotingCommand],
         key: QueueKey,
         wanted: int,
+        requester: Requester | None,
     ) -> None:
         super().__init__(pull.connection, key, wanted, pull.codes)
+        self.requester = requester
         self.processor = processor
         self.pull = pull
         self.future = future

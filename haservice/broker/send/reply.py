@@ -2,6 +2,7 @@
 
     asks       sends a message with REPLY_TO_CLIENT = its client id, and waits
     answers    324/325 ─▶ here ─▶ 326 over the asker's own connection, as a producer that is online here
+                            ├──▶ (with access control: of an account that may send to some topic)
                             └──▶ with storeReplyMessageEnable also stored in its topic, <cluster>_REPLY_TOPIC
 
 The answer says whether the asker took the reply (0, or 1 with the reason).  As in RocketMQ 4.9.8, it is the
@@ -24,7 +25,8 @@ from commitlog.kernel.records import (
     offset_message_id,
 )
 from commitlog.log.log import Appended, wall_clock_ms
-from haservice.broker.groups.consumers import ClientTable
+from haservice.broker.acl.recipients import Recipients
+from haservice.broker.groups.consumers import Client, ClientTable
 from haservice.broker.send.admission import Admission
 from haservice.broker.send.processor import SendLimits, trace_of
 from haservice.errors import RemotingError, RemotingUnreachable, RequestError
@@ -66,6 +68,7 @@ class ReplyProcessor:
         send_limits: SendLimits,
         admission: Admission,
         clients: ClientTable,
+        recipients: Recipients,
         log: Log,
         *,
         store_host: bytes,
@@ -77,6 +80,7 @@ class ReplyProcessor:
         self._send_limits = send_limits
         self._admission = admission
         self._clients = clients
+        self._recipients = recipients
         self._log = log
         self._store_host = store_host
         self._stores = stores
@@ -186,28 +190,44 @@ class ReplyProcessor:
         )
 
     def _producer(self, client_id: str) -> Connection | None:
-        """The connection on which a producer of this client was heard last."""
+        """The connection on which a producer of this client was heard last.
+
+        If several accounts name the client, it is the one's that did so first.
+        """
         known = self._known.get(client_id)
         if known is not None:
             group, connection = known
             client = self._clients.producers.get(group, {}).get(connection)
-            if client is not None and client.client_id == client_id and not connection.closed:
+            if (
+                client is not None
+                and client.client_id == client_id
+                and not connection.closed
+                and self._recipients.may_ask(client.requester)
+            ):
                 return connection
-        found = None
-        heard_s = 0.0
-        for group, members in self._clients.producers.items():
-            for peer, client in members.items():
-                if client.client_id != client_id or not isinstance(peer, Connection) or peer.closed:
-                    continue
-                if found is None or client.last_heard_s > heard_s:
-                    found, heard_s = (group, peer), client.last_heard_s
-        if found is None:
+        named = [
+            (group, peer, client)
+            for group, members in self._clients.producers.items()
+            for peer, client in members.items()
+            if client.client_id == client_id and isinstance(peer, Connection) and not peer.closed
+        ]
+        named = [one for one in named if self._recipients.may_ask(one[2].requester)]
+        if not named:
             self._known.pop(client_id, None)
             return None
+        account = _account(min(named, key=lambda one: one[2].first_heard_s)[2])
+        if any(_account(client) != account for *_, client in named) and self._throttle.ready(client_id):
+            logger.warning(
+                "several accounts name one client, replies go to the first client=%s accessKey=%s",
+                client_id,
+                account,
+            )
+        own = [one for one in named if _account(one[2]) == account]
+        group, found, _ = max(own, key=lambda one: one[2].last_heard_s)
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
-        self._known[client_id] = found
-        return found[1]
+        self._known[client_id] = group, found
+        return found
 
     def _stored(self, message: NewMessage) -> Appended | None:
         reason = self._unwritable()
@@ -231,3 +251,8 @@ async def _call(asker: Connection, push: dict[str, str], body: Body) -> Remoting
 def _address(host: bytes) -> str:
     ip, port = decode_host(host)
     return f"{ip}:{port}"
+
+
+def _account(client: Client) -> str | None:
+    """Whose client it is; None without access control, or if its address is enough."""
+    return None if client.requester is None else client.requester.access_key

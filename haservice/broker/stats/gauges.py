@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from commitlog.store import Store
 from haservice import __version__
+from haservice.broker.acl.security import Security
 from haservice.broker.delay.delivery import DelayDelivery
 from haservice.broker.health import Health
 from haservice.broker.lease.keeper import LeaseKeeper
@@ -38,6 +39,7 @@ class Gauges:
     roles: RoleKeeper | MajorityKeeper
     slave_sync: SlaveSync
     registration: Registration
+    security: Security
     in_sync_replicas: int
     lease: LeaseKeeper | None = None
 
@@ -60,6 +62,7 @@ class Gauges:
             **(self.lease.gauges() if self.lease is not None else {}),
             "metadataNotCopied": self.slave_sync.refused,
             "notRegistered": self.registration.trouble,
+            **self.security.gauges(),
             "consumerOffsets": str(len(self.offsets)),
             "consumerOffsetsNotKept": self.offsets.full,
             "heldPulls": str(len(self.long_polling)),

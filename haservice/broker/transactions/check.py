@@ -85,9 +85,10 @@ class RoundPlace(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Request 39 for any producer of `group`; `body` is the encoded message."""
+    """Request 39 for any producer of `group` that may send to `topic`; `body` is the encoded message."""
 
     group: str
+    topic: str
     header: CheckTransactionStateHeader
     body: bytes
 
@@ -345,7 +346,7 @@ def question_of(step: Check, place: RoundPlace) -> Question:
         unique,
         offset_message_id(half.store_host, place.physical_offset),
     )
-    return Question(step.properties[PRODUCER_GROUP], header, bytes(body))
+    return Question(step.properties[PRODUCER_GROUP], message.topic, header, bytes(body))
 
 
 def load_ends(store: Store, ends: Ends) -> None:

@@ -3,7 +3,7 @@
     37 commit     half message ─▶ final record in the real topic ─▶ op record
     37 rollback   half message ─────────────────────────────────▶ op record
     37 unknown    no change and no answer: the check asks again
-    39            asks one live producer of the group, in turn
+    39            asks one live producer of the group, in turn, whose account may send to the topic
     323           a message of TRANS_CHECK_MAX_TIME_TOPIC ─▶ half queue, with no checks counted
 
 A commit whose final record cannot be stored leaves the half message open, and the check asks again.  A
@@ -24,7 +24,9 @@ from typing import Protocol
 from commitlog.errors import CommitLogError, LogNotWritable, MessageBeyondLimits
 from commitlog.kernel.records import NewMessage, StoredMessage, decode, decode_properties, parse_message_id
 from commitlog.log.log import Appended, wall_clock_ms
+from haservice.access.rules import PUB
 from haservice.broker.acl.message_rights import Caller, MessageRights
+from haservice.broker.acl.recipients import Recipients
 from haservice.broker.delay.redirect import QueueToDeliver, as_sent
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.pull.query import record_at
@@ -77,9 +79,13 @@ class TransactionProcessor:
         is_slave: bool,
         unwritable: Callable[[], str | None] = lambda: None,
         queue_to_deliver: QueueToDeliver = as_sent,
+        on_answer: Callable[[Connection, str], None] = lambda _, __: None,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`unwritable` says why nothing can be stored now, besides what the log itself says."""
+        """`unwritable` says why nothing can be stored now, besides what the log itself says.
+
+        `on_answer` is told of each answer to a 39, and its group.
+        """
         self._log = log
         self._durability = durability
         self._ends = ends
@@ -89,6 +95,7 @@ class TransactionProcessor:
         self._is_slave = is_slave
         self._unwritable = unwritable
         self._queue_to_deliver = queue_to_deliver
+        self._on_answer = on_answer
         self._clock_ms = clock_ms
 
     def handlers(self) -> dict[int, Processor]:
@@ -105,6 +112,8 @@ class TransactionProcessor:
                 ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave; its master ends transactions"
             )
         header = EndTransactionHeader.decode(command.ext)
+        if header.from_transaction_check:
+            self._on_answer(connection, header.producer_group)
         if header.commit_or_rollback == UNKNOWN:
             return None
         try:
@@ -217,8 +226,9 @@ def _checked(record: bytes | None, header: EndTransactionHeader) -> tuple[Stored
 class ProducerQuestions:
     """39.  The loop's thread only."""
 
-    def __init__(self, clients: ClientTable) -> None:
+    def __init__(self, clients: ClientTable, recipients: Recipients) -> None:
         self._clients = clients
+        self._recipients = recipients
         self._turns = itertools.count()
         self._throttle = LogThrottle()
 
@@ -226,12 +236,8 @@ class ProducerQuestions:
         """Sends each to one producer of its group; if there is none, the next round asks again."""
         try:
             for question in questions:
-                producer = self._producer(question.group)
+                producer = self._producer(question.group, question.topic)
                 if producer is None:
-                    if self._throttle.ready(question.group):
-                        logger.warning(
-                            "no producer can be asked about its transactions group=%s", question.group
-                        )
                     continue
                 producer.send(
                     RemotingCommand.request(
@@ -244,13 +250,29 @@ class ProducerQuestions:
         finally:
             asked()
 
-    def _producer(self, group: str) -> Connection | None:
-        """The next producer in turn whose connection takes writes."""
-        members = [peer for peer in self._clients.producers.get(group, ()) if isinstance(peer, Connection)]
-        if not members:
+    def _producer(self, group: str, topic: str) -> Connection | None:
+        """Of those that may send to the topic and whose connection takes writes, the next in turn that has
+        left the fewest questions without an answer: one that never answers is asked no more than it must be.
+        """
+        members = [
+            (peer, client)
+            for peer, client in self._clients.producers.get(group, {}).items()
+            if isinstance(peer, Connection)
+        ]
+        allowed = [one for one in members if self._recipients.may(one[1].requester, (topic, PUB))]
+        if not allowed and self._throttle.ready(group):
+            why = f"{len(members)} online may not send to it" if members else "none is online"
+            logger.warning(
+                "no producer can be asked about its transactions group=%s topic=%s reason=%s",
+                group,
+                topic,
+                why,
+            )
+        first = next(self._turns) % max(1, len(allowed))
+        in_turn = allowed[first:] + allowed[:first]
+        ready = [(peer, client) for peer, client in in_turn if not peer.closed and not peer.congested]
+        if not ready:
             return None
-        first = next(self._turns) % len(members)
-        for peer in members[first:] + members[:first]:
-            if not peer.closed and not peer.congested:
-                return peer
-        return None
+        peer, client = min(ready, key=lambda one: one[1].unanswered)
+        client.unanswered += 1
+        return peer

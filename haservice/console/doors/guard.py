@@ -2,7 +2,8 @@
 
     Host          an IP address, localhost, or the name of --public-url: another name was made to lead here by a
                   stranger's page (DNS rebinding)
-    Origin        of all but GET and HEAD: this console itself, else another site's page sent it
+    Origin        of all but GET and HEAD: this console itself, else another site's page sent it; over TLS https
+    over TLS      a browser is told to come by TLS only, where the host has a name of its own
     answers       no scripts, styles or frames but our own, nothing kept in caches, no address told to other sites
 
 Pages have no websocket; one that is asked for is refused.
@@ -29,15 +30,17 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+STRICT_TRANSPORT = "max-age=31536000"
 NO_STORE = "no-store"
 # Files that browsers may keep, and ask about each time.
 STATIC, ASK_AGAIN = "/static/", "no-cache"
 
 
 class Guard:
-    """`names` are hosts beside IP addresses and localhost."""
+    """`names` are hosts beside IP addresses and localhost; `secure`: browsers come over TLS."""
 
-    def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str] = (), *, secure: bool = False) -> None:
+        self._secure = secure
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names if name)}
 
@@ -54,6 +57,11 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
+                # On localhost it would count for whatever else listens there.
+                if self._secure and _name_of(Headers(scope=scope).get("host", "")) in self._names - {
+                    "localhost"
+                }:
+                    headers["Strict-Transport-Security"] = STRICT_TRANSPORT
                 headers["Cache-Control"] = ASK_AGAIN if scope["path"].startswith(STATIC) else NO_STORE
             await send(message)
 
@@ -71,17 +79,15 @@ class Guard:
         if method in SAFE:
             return ""
         origin = headers.get("origin", "")
-        if not origin or urlsplit(origin).netloc.lower() != host.lower():
+        scheme, netloc = urlsplit(origin)[:2]
+        if not origin or netloc.lower() != host.lower() or (self._secure and scheme != "https"):
             return "a change is taken from the console's own pages only (Origin)"
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return "a change is taken from the console's own pages only (Sec-Fetch-Site)"
         return ""
 
     def _is_own(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
+        name = _name_of(host)
         if name in self._names:
             return True
         try:
@@ -89,3 +95,11 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def _name_of(host: str) -> str:
+    """The header Host without its port; "" if it is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""

@@ -1,7 +1,8 @@
 """Sessions: who is logged in.  Pure but for the random secret.
 
 The browser has a secret in a cookie; here its SHA-256 leads to the account.  A session ends by itself when nobody
-used it for a while, and at the latest after some hours.  Nothing of it is on disk: a restart ends all.
+used it for a while, at the latest after some hours, and with its account.  Nothing of it is on disk: a restart ends
+all.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Sessions:
 
     def close(self, secret: str) -> None:
         self._by_digest.pop(_digest(secret), None)
+
+    def close_account(self, account: Credentials) -> None:
+        """Ends all its sessions: brokers do not know it any more."""
+        self._by_digest = {key: one for key, one in self._by_digest.items() if one.account != account}
 
     def expire(self) -> None:
         self._by_digest = {key: one for key, one in self._by_digest.items() if not self._is_over(one)}

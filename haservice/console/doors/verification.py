@@ -101,6 +101,14 @@ def verify(settings: ConsoleSettings, account: Credentials, strict: Sequence[str
         )
 
 
+def is_still_good(settings: ConsoleSettings, account: Credentials, strict: Sequence[str]) -> bool:
+    """False if a broker refuses the account by now and none lets it in.  While none answers it stays good."""
+    with admin_for(settings, account) as admin:
+        answers = _ask(admin, strict)
+    refused = any(_is_refusal(answer) for _, answer in answers)
+    return not refused or any(not isinstance(answer, RemotingError) for _, answer in answers)
+
+
 def _ask(admin: MQAdmin, addrs: Sequence[str]) -> list[tuple[str, Any]]:
     calls = [Call(addr, RequestCode.GET_BROKER_RUNTIME_INFO, into=KVTable) for addr in addrs]
     return list(zip(addrs, admin.call_many(calls, ASK_S), strict=True))

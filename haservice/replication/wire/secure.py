@@ -18,11 +18,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from haservice.certificates import load_chain, load_roots
+from haservice.certificates import CertificateFile, RenewedCertificates, load_chain, load_roots, reason
 from haservice.configuration.settings import NodeConfig, ReplicationConfig
 from haservice.errors import ConfigError
-from haservice.replication.wire.transport import PlainTransport, TlsTransport, Transport, reason
-from haservice.watched_files import WatchedFiles
+from haservice.replication.wire.transport import PlainTransport, TlsTransport, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -44,38 +43,18 @@ class HACertificates:
         """Raises ConfigError naming the key and the path of what cannot be used."""
         self._cert, self._key, self._trust = cert, key, trust
         self._source = source
-        self._watched = WatchedFiles(lambda: (cert, key, trust))
-        self._watched.taken(self._watched.look())
-        self._trouble = ""
-        self._contexts = self._build()
+        self._told = ""
+        files = [CertificateFile(CERT, cert), CertificateFile(TRUST, trust, roots=True)]
+        self.renewed = RenewedCertificates("certificate for replication", files, key, self._build, source)
+        self.poll = self.renewed.poll
 
     def accepted(self, connection: socket.socket) -> TlsTransport:
         """The link of a connection that came to our port."""
-        return TlsTransport(connection, self._contexts.accepting, server_side=True)
+        return TlsTransport(connection, self.renewed.made.accepting, server_side=True)
 
     def connected(self, connection: socket.socket) -> TlsTransport:
         """The link of a connection of ours to a master."""
-        return TlsTransport(connection, self._contexts.connecting, server_side=False)
-
-    def poll(self) -> None:
-        """Takes renewed files for future connections; never raises.  Call it about once a second.
-
-        While the new files cannot be used, the old ones stay in force.
-        """
-        look = self._watched.changed()
-        if look is None:
-            return
-        try:
-            self._contexts = self._build()
-        except ConfigError as error:
-            self._watched.refused()
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                logger.error("certificate for replication not renewed, the one before stays: %s", error)
-        else:
-            self._watched.taken(look)
-            self._trouble = ""
-            logger.info("certificate for replication read again path=%s", self._cert)
+        return TlsTransport(connection, self.renewed.made.connecting, server_side=False)
 
     def _build(self) -> _Contexts:
         made = _Contexts(
@@ -108,8 +87,8 @@ class HACertificates:
                 text = (
                     f"{self._source}: {CERT}={self._cert}: no other broker takes it: {error.verify_message}"
                 )
-                if text != self._trouble:
-                    self._trouble = text
+                if text != self._told:
+                    self._told = text
                     logger.error("%s", text)
                 return
             why = f"not from a root of {TRUST}={self._trust}, or not for both ends: {error.verify_message}"
@@ -144,9 +123,9 @@ class SecureDoors:
         return self._config.plain_port
 
     @property
-    def watched(self) -> bool:
-        """Whether poll() has files to watch."""
-        return self._certificates is not None
+    def certificates(self) -> HACertificates | None:
+        """What is shown and trusted, with files to watch; None without a secure door."""
+        return self._certificates
 
     def believes(self, secured: bool) -> bool:
         """Whether a certificate or a list vouches for the peer, or nothing asks for that."""
@@ -170,10 +149,6 @@ class SecureDoors:
             return address
         host = address.rpartition(":")[0]
         return f"{host}:{self._config.secure_port}"
-
-    def poll(self) -> None:
-        if self._certificates is not None:
-            self._certificates.poll()
 
 
 def secure_doors(config: NodeConfig) -> SecureDoors:

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from commitlog.disk.files import Buffer
 from commitlog.kernel import native
+from haservice.certificates import reason
 from haservice.deadline import Deadline
 from haservice.replication.wire import wakeup
 from haservice.replication.wire.protocol import TRANSFER_HEADER
@@ -411,15 +412,6 @@ class TlsTransport(_OnSocket):
         self._send_s = seconds
         if self._agreed:
             wakeup.set_send_timeout(self._socket, seconds)
-
-
-def reason(error: ssl.SSLError) -> str:
-    """OpenSSL's words, without the names of its source files."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the peer's certificate is not trusted: {error.verify_message}"
-    text = (error.reason or str(error)).replace("_", " ").lower()
-    _, alert, said = text.partition(" alert ")
-    return f"the peer says: {said}" if alert else text
 
 
 def _broken(error: ssl.SSLError) -> OSError:

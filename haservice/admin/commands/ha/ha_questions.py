@@ -127,14 +127,14 @@ def where(one: Seen) -> str:
 
 def look(admin: MQAdmin, broker: Broker, timeout_s: float = TIMEOUT_S) -> Seen:
     """Asks one broker.  Raises RemotingError or ProtocolError."""
-    return _look_on(admin, broker, _info_at(admin, broker.addr, timeout_s), timeout_s)
+    return _look_on(admin, broker, info_at(admin, broker.addr, timeout_s), timeout_s)
 
 
 def look_if_up(admin: MQAdmin, broker: Broker, timeout_s: float = TIMEOUT_S) -> Seen:
     """As `look`, but a broker that does not answer gets its own line, so that the others are shown."""
     info: Mapping[str, str] = {}
     try:
-        info = _info_at(admin, broker.addr, timeout_s)
+        info = info_at(admin, broker.addr, timeout_s)
         return _look_on(admin, broker, info, timeout_s)
     except (RemotingError, ProtocolError) as error:
         return Seen(broker, _registered_role(broker), failure=error, info=info)
@@ -144,7 +144,7 @@ def _registered_role(broker: Broker) -> str:
     return "MASTER" if broker.is_master else "SLAVE"
 
 
-def _info_at(admin: MQAdmin, addr: str, timeout_s: float) -> dict[str, str]:
+def info_at(admin: MQAdmin, addr: str, timeout_s: float) -> dict[str, str]:
     code = RequestCode.GET_BROKER_RUNTIME_INFO
     return dict(admin.ask(addr, code, into=KVTable, timeout_s=timeout_s).table)
 

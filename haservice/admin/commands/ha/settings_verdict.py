@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from haservice.admin.commands.ha.findings import Finding, Severity
 from haservice.admin.commands.ha.ha_questions import Seen, where
@@ -11,6 +11,14 @@ from haservice.terminal.output import and_text
 
 # In a broker's runtime table: brokerRole as its properties file has it by now.
 IN_FILE = "brokerRoleInFile"
+# And: changed files that are not in force, and why; "key=seconds since 1970" of each certificate's last second;
+# what the rules of access control come to; "key=digest" of each file with roots.
+NOT_IN_FORCE, CERTIFICATE_ENDS = "filesNotInForce", "certificateEnds"
+RULES_DIGEST, ROOT_DIGESTS = "aclDigest", "rootDigests"
+
+DAY_MS = 86_400_000
+# A certificate that ends within so many days is told of, and is grave within so many.
+DAYS_WARNING, DAYS_CRITICAL = 30, 1
 
 
 def differing_promises(master: Seen, everybody: Sequence[Seen]) -> Iterator[Finding]:
@@ -49,3 +57,50 @@ def unlike_file(master: Seen, slaves: Sequence[Seen]) -> Iterator[Finding]:
                 f" one at once, or write {role} into that file"
             )
             yield Finding(Severity.WARNING, "ROLE UNLIKE FILE", text)
+
+
+def unfit_files(one: Seen, now_ms: int) -> Iterator[Finding]:
+    """Files of accounts, keys and certificates that are not in force as they are, or not for long."""
+    if why := one.info.get(NOT_IN_FORCE):
+        yield Finding(
+            Severity.WARNING, "FILE NOT IN FORCE", f"{where(one)} goes on with the one before: {why}"
+        )
+    for key, until in sorted(_pairs(one.info.get(CERTIFICATE_ENDS, ""))):
+        if not until.isdigit():
+            continue
+        left = (int(until) * 1000 - now_ms) / DAY_MS
+        if left <= DAYS_WARNING:
+            state = Severity.CRITICAL if left <= DAYS_CRITICAL else Severity.WARNING
+            said = f"{left:.0f} days left" if left >= 2 else f"{max(0.0, left * 24):.0f} hours left"
+            text = f"{where(one)}: {key}, {said}: replace the file, which counts without a restart"
+            yield Finding(state, "CERTIFICATE HAS EXPIRED" if left < 0 else "CERTIFICATE ENDS", text)
+
+
+def differing_security(everybody: Sequence[Seen]) -> Iterator[Finding]:
+    """Accounts, rules and roots that are not the same at all brokers of a name: a failover changes who gets in."""
+    for text in security_differences({where(one): one.info for one in everybody}):
+        yield Finding(Severity.WARNING, "BROKERS DIFFER", text)
+
+
+def security_differences(infos: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """By the runtime tables of brokers, named by their addresses.  One that says nothing of it differs from nobody."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for addr, info in sorted(infos.items()):
+        told = dict(_pairs(info.get(ROOT_DIGESTS, "")))
+        if rules := info.get(RULES_DIGEST):
+            told["accounts and rules of access control"] = rules
+        for what, digest in told.items():
+            found.setdefault(what, {}).setdefault(digest, []).append(addr)
+    for what, at in found.items():
+        if len(at) > 1:
+            sides = " and ".join(and_text(addrs) for addrs in at.values())
+            yield (
+                f"{what} are not the same at {sides}: who gets in at one may be refused at the other;"
+                " give them the same files"
+            )
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [
+        (key, value) for key, equals, value in (part.partition("=") for part in text.split(",")) if equals
+    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -26,6 +27,7 @@ from haservice.admin.commands.coordinator.finding import CoordinatorSaid, coordi
 from haservice.admin.commands.dledger.group import check_no_group, hand_over
 from haservice.admin.commands.ha.ask_brokers import ask, gather
 from haservice.admin.commands.ha.failover import check_candidate, damages
+from haservice.admin.commands.ha.ha_questions import info_at
 from haservice.admin.commands.ha.replicas import way_out, way_past_unheard_epoch
 from haservice.admin.commands.ha.role_steps import (
     ANSWER_S,
@@ -44,12 +46,13 @@ from haservice.admin.commands.ha.role_steps import (
     wait_for_master,
     yes_option,
 )
-from haservice.admin.commands.ha.settings_verdict import IN_FILE
+from haservice.admin.commands.ha.settings_verdict import IN_FILE, security_differences
 from haservice.admin.commands.ha.topology import Member, Topology, promise_differences
 from haservice.admin.commands.ha.topology_text import failover_text, late_beginnings, start_text
 from haservice.broker.roles.rules import next_number
 from haservice.configuration.settings import BrokerRole
 from haservice.deadline import Deadline
+from haservice.errors import RemotingError
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.headers.lineage import LineageBody, PromoteHeader, SwitchoverBody, SwitchoverHeader
 from haservice.terminal.options import (
@@ -163,7 +166,14 @@ def switch_over(
             raise click.ClickException(nothing_to_hand_over(desk, desk.see()))
     master, target = switchover_pair(before, to)
     slaves = successors(before, master, target)
-    notes = (*other_promises(slaves, master), *late_beginnings(before, slaves), *damages(before), ROUTES)
+    others = other_security(admin, [master, *slaves])
+    notes = (
+        *other_promises(slaves, master),
+        *others,
+        *late_beginnings(before, slaves),
+        *damages(before),
+        ROUTES,
+    )
     if desk is not None:
         with desk:
             return switch_over_by(
@@ -314,6 +324,15 @@ def other_promises(candidates: Sequence[Member], master: Member) -> list[str]:
                 " its own file says; to have both alike, give both files the same."
             )
     return notes
+
+
+def other_security(admin: MQAdmin, brokers: Sequence[Member]) -> list[str]:
+    """What differs in accounts, rules and roots: who gets in changes with the master."""
+    infos = {}
+    for one in brokers:
+        with suppress(RemotingError):
+            infos[shown_addr(one.addr)] = info_at(admin, one.addr, ANSWER_S)
+    return [f"NOTE: {text}." for text in security_differences(infos)]
 
 
 def _others(topology: Topology, master: Member) -> str:

@@ -128,7 +128,7 @@ class _Judge:
         said = {"MEMBER NOT WHOLE"} if any(one.head == "NOBODY LEADS" for one in found) else set()
         troubles = [trouble for one in self.slaves for trouble in self._troubles(one)]
         found += [one for one in troubles if one.head not in said]
-        found += differing(self.seen)
+        found += [*differing(self.seen), *settings_verdict.differing_security(self.seen)]
         found.sort(key=lambda one: -one.state.rank)
         if not found:
             found = [Finding(Severity.OK, "OK", good)]
@@ -265,6 +265,7 @@ class _Judge:
                 f"{where(one)}: {one.info['restartedThreads']}; its log has more",
             )
         yield from troubles_of(one)
+        yield from settings_verdict.unfit_files(one, self.now_ms)
         if one.next_segment_not_made:
             yield Finding(
                 Severity.WARNING,

@@ -43,6 +43,16 @@ VERSION_COLUMNS = (
     Column("#AclLastUpdateTime", "timestamp", local_second),
 )
 
+
+def _from_input(_: click.Context, __: click.Parameter, key: str) -> str:
+    """A key on a command line is seen by every user of the machine, and kept in the shell's history."""
+    if key != "-":
+        return key
+    given = sys.stdin
+    said = click.prompt("secretKey", hide_input=True, err=True) if given.isatty() else given.readline()
+    return str(said).strip()
+
+
 _key_option = click.option(
     "-a", "--accessKey", "access_key", metavar="KEY", required=True, help="The account."
 )
@@ -53,7 +63,15 @@ _key_option = click.option(
 @broker_option
 @cluster_option
 @_key_option
-@click.option("-s", "--secretKey", "secret_key", metavar="KEY", required=True, help="More than 6 characters.")
+@click.option(
+    "-s",
+    "--secretKey",
+    "secret_key",
+    metavar="KEY",
+    required=True,
+    callback=_from_input,
+    help="More than 6 characters.  With - it is the first line of standard input.",
+)
 @truth_option("-m", "--admin", "is_admin", default=False, help="The account may administrate.")
 @click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
 @click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY or SUB.")
@@ -80,6 +98,9 @@ def update_acl_config(
     """Creates or changes an account.
 
     At one broker (-b), or at every broker of a cluster (-c), slaves included.
+
+    \b
+      mqadmin updateAclConfig -c C -a newcomer -s - -t T=PUB < secret.txt     the secret is in no list of processes
     """
     header = PutAclAccountHeader(
         access_key, secret_key, white_addr, is_admin, topic_perm, group_perm, topic_perms, group_perms
