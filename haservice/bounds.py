@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, get_args, get_origin
 
+from msgspec import Meta
+
 EPOCH_MAX = 10**12
 EPOCH_JUMP_MAX = 10**6
 OFFSET_MAX = 1 << 62
@@ -28,6 +30,7 @@ NAME_BYTES_MAX = 255
 OF_GROUPS = ("%RETRY%", "%DLQ%")
 # What a group wants of a topic.  Tags by the hundred fit; the header of a pull that repeats it does, too.
 EXPRESSION_BYTES_MAX = 64 * 1024
+REASON_BYTES_MAX = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +72,27 @@ class TextBytes:
         return text
 
 
-# For annotations of headers and bodies, whose readers check the number; -1 is "unknown" or "any".
-EpochNumber = Annotated[int, Bounds(0, EPOCH_MAX)]
-EpochOrNone = Annotated[int, Bounds(-1, EPOCH_MAX)]
-Offset = Annotated[int, Bounds(0, OFFSET_MAX)]
-OffsetOrNone = Annotated[int, Bounds(-1, OFFSET_MAX)]
-BrokerId = Annotated[int, Bounds(0, LONG_MAX)]
-FileBytes = Annotated[int, Bounds(0, INT_MAX)]
+# For annotations of headers and bodies, whose readers check the number, and of what a coordinator holds, which
+# msgspec checks by its Meta (haservice.typed_json); -1 is "unknown" or "any".
+EpochNumber = Annotated[int, Bounds(0, EPOCH_MAX), Meta(ge=0, le=EPOCH_MAX)]
+EpochOrNone = Annotated[int, Bounds(-1, EPOCH_MAX), Meta(ge=-1, le=EPOCH_MAX)]
+Offset = Annotated[int, Bounds(0, OFFSET_MAX), Meta(ge=0, le=OFFSET_MAX)]
+OffsetOrNone = Annotated[int, Bounds(-1, OFFSET_MAX), Meta(ge=-1, le=OFFSET_MAX)]
+BrokerId = Annotated[int, Bounds(0, LONG_MAX), Meta(ge=0, le=LONG_MAX)]
+FileBytes = Annotated[int, Bounds(0, INT_MAX), Meta(ge=0, le=INT_MAX)]
+# Since 1970, by the wall clock of whoever wrote it.
+TimeMs = Annotated[int, Bounds(0, LONG_MAX), Meta(ge=0, le=LONG_MAX)]
 
-# And the text.
+# And the text; msgspec counts characters.
 TopicName = Annotated[str, TextBytes(TOPIC_BYTES_MAX, of_groups=True)]
 GroupName = Annotated[str, TextBytes(NAME_BYTES_MAX)]
 ClientId = Annotated[str, TextBytes(NAME_BYTES_MAX)]
 BrokerName = Annotated[str, TextBytes(NAME_BYTES_MAX)]
-# Addresses, ids of messages, words of RocketMQ's enums.
-ShortText = Annotated[str, TextBytes(NAME_BYTES_MAX)]
+# Addresses, ids of replicas and sessions, words of RocketMQ's enums.
+ShortText = Annotated[str, TextBytes(NAME_BYTES_MAX), Meta(max_length=NAME_BYTES_MAX)]
 Expression = Annotated[str, TextBytes(EXPRESSION_BYTES_MAX)]
+# Why something is as it is, for people.
+Reason = Annotated[str, TextBytes(REASON_BYTES_MAX), Meta(max_length=REASON_BYTES_MAX)]
 
 BY_NAME: Mapping[str, Bounds | TextBytes] = {
     name: get_args(kind)[1] for name, kind in list(globals().items()) if get_origin(kind) is Annotated
