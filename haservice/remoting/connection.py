@@ -23,7 +23,7 @@ from haservice.errors import ProtocolError, RemotingClosed, RequestError
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
-from haservice.remoting.frame import Frame, FrameReader
+from haservice.remoting.frame import COUNTED_BYTES, DeafReader, Frame, FrameReader, UnfinishedFrames
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
+
+# After bytes that are no frame: how long answers to the requests before them may still go out, and for how long the
+# peer may then read them before the connection is cut.
+LAST_ANSWERS_S = 0.5
+HALF_CLOSED_S = 2.0
 
 # What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
 # for one that the processor answers itself: it answers sends of many connections in one turn, with one write
@@ -62,6 +67,7 @@ class Connection(asyncio.Protocol):
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
     `last_active` loop time of the last byte in either direction
+    `unfinished`  counts the frame that has begun, with those of others; None where nobody does
     """
 
     def __init__(
@@ -76,7 +82,10 @@ class Connection(asyncio.Protocol):
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
+        self.unfinished: UnfinishedFrames[Connection] | None = None
+        self._counted = 0  # bytes of a frame that has begun, as `unfinished` knows
         self._transport: asyncio.Transport | None = None
+        self._half_closed: asyncio.Transport | None = None  # nothing is written to it any more
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, PendingCall] = {}
         self._unanswered: dict[asyncio.Future[RemotingCommand], RemotingCommand] = {}
@@ -167,8 +176,9 @@ class Connection(asyncio.Protocol):
         if not self.close_reason:
             self.close_reason = reason
         self._backlog = []
-        if self._transport is not None:
-            self._transport.abort()
+        transport = self._transport or self._half_closed
+        if transport is not None:
+            transport.abort()
 
     # asyncio.Protocol
 
@@ -183,18 +193,23 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_active = self._loop.time()
         fast_path = self._dispatch.fast_path
+        taken = 0
         if fast_path is not None and not self._backlog:
             whole = self._reader.from_edge(data)
             if whole is not None:
                 taken = fast_path.take(self, whole)
                 if taken == len(whole):
+                    if self._counted:
+                        self._count_unfinished()
                     return
                 data = whole[taken:] if taken else whole
         try:
             frames = self._reader.feed(data)
         except ProtocolError as error:
-            self._on_protocol_error(error)
+            self._on_protocol_error(error, LAST_ANSWERS_S if taken or self._unanswered else 0.0)
             return
+        if self._counted or self._reader.pending_bytes >= COUNTED_BYTES:
+            self._count_unfinished()
         if self._backlog:
             self._backlog += frames
         elif frames:
@@ -219,6 +234,8 @@ class Connection(asyncio.Protocol):
         self._out = []
         self._out_bytes = 0
         self._unanswered = {}
+        self._reader = DeafReader()
+        self._count_unfinished()
         self._wake_writers()
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -268,7 +285,7 @@ class Connection(asyncio.Protocol):
             self._backlog = frames[done:]
         self._flush()
         if self._reader.error is not None and not self._backlog:
-            self._on_protocol_error(self._reader.error)
+            self._on_protocol_error(self._reader.error, LAST_ANSWERS_S)
         elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
             self._hold()
             self._loop.call_soon(self._go_on)
@@ -348,7 +365,7 @@ class Connection(asyncio.Protocol):
         elif not call.done():
             call.set_result(command)
 
-    def _on_protocol_error(self, error: ProtocolError) -> None:
+    def _on_protocol_error(self, error: ProtocolError, answers_s: float) -> None:
         if not self.close_reason:
             # Logs one line for a scanner's address now and then; each of its connections at DEBUG.
             news = self._dispatch.may_log(self.peer.rpartition(":")[0], error)
@@ -356,7 +373,54 @@ class Connection(asyncio.Protocol):
             if self._calls:
                 self.abort(str(error))  # they fail now, not when the peer has taken what was written
             else:
-                self.close(str(error))
+                self._close_after_answers(str(error), answers_s)
+
+    def _close_after_answers(self, reason: str, answers_s: float) -> None:
+        """Ends the connection, so that the peer gets its answers, those of the next `answers_s` too.
+
+        What the peer sends meanwhile is read and dropped: the system resets a connection with bytes that nobody
+        reads, and the peer's system then drops the answers that the peer has not read yet.
+        """
+        self.close_reason = reason
+        self._backlog = []
+        self._reader = DeafReader()
+        self._flush()
+        if self._held and self._transport is not None and not self._write_blocked:
+            self._held = False
+            self._transport.resume_reading()
+        if answers_s > 0:
+            self._loop.call_later(answers_s, self._half_close)
+        else:
+            self._half_close()
+
+    def _half_close(self) -> None:
+        transport, self._transport = self._transport, None
+        self._half_closed = transport
+        if transport is None or transport.is_closing():
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._loop.call_later(HALF_CLOSED_S, transport.abort)
+        else:
+            transport.close()
+
+    def _count_unfinished(self) -> None:
+        """If all connections hold too much of frames that have begun, the one that holds the most ends."""
+        size = self._reader.pending_bytes
+        self._counted = size if size >= COUNTED_BYTES else 0
+        if self.unfinished is None:
+            return
+        largest = self.unfinished.hold(self, self._counted)
+        if largest is not None:
+            largest._give_way()
+
+    def _give_way(self) -> None:
+        held, self._reader = self._counted, DeafReader()
+        self._count_unfinished()
+        why = f"{held} bytes of a frame that has not ended, and unfinished frames of all connections are too many"
+        if self._dispatch.may_log(self.peer.rpartition(":")[0], ProtocolError(why)):
+            logger.warning("closing peer=%s: %s", self.peer, why)
+        self.abort(why)
 
     # Out, and the bounds
 

@@ -9,6 +9,7 @@ clock, and does not know what a header says.
 from __future__ import annotations
 
 import struct
+from typing import Generic, TypeVar
 
 from haservice.errors import ProtocolError
 
@@ -34,11 +35,18 @@ ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
 # Up to this size, a frame that came in pieces is joined for a fast path.
 JOINED_BYTES_MAX = 256 * 1024
 
+# What all connections of a server hold of frames that have begun and not ended.
+UNFINISHED_BYTES_MAX = 128 * 1024 * 1024
+# Less than this does not count: a connection has buffers of that size anyway, and nearly all frames are smaller.
+COUNTED_BYTES = 16 * 1024
+
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
 
 # (serialize type, header, body).  The body is a view into what was read, or b"" when there is none.
 Frame = tuple[int, bytes, "bytes | memoryview"]
+
+Owner = TypeVar("Owner")
 
 # First bytes of what people point at this port by mistake.
 _FOREIGN = {
@@ -181,6 +189,38 @@ class FrameReader:
         if header_bytes > self._header_bytes_max:
             raise ProtocolError(f"header announces {header_bytes} bytes, more than {self._header_bytes_max}")
         return 4 + length
+
+
+class DeafReader(FrameReader):
+    """Takes bytes and makes no frames of them: of a peer whose connection ends."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        return []
+
+    def from_edge(self, data: bytes) -> bytes | None:
+        return None
+
+
+class UnfinishedFrames(Generic[Owner]):
+    """Owner → the bytes that it holds of a frame that has begun, and their sum.  It belongs to the loop's thread.
+
+    A connection holds up to a whole frame for as long as its peer likes.  If all together hold more than the bound,
+    the one that holds the most has to give way.
+    """
+
+    def __init__(self, bytes_max: int = UNFINISHED_BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._held: dict[Owner, int] = {}
+
+    def hold(self, owner: Owner, size: int) -> Owner | None:
+        """`owner` holds so many bytes now.  Returns who has to give way, if anybody."""
+        self.bytes += size - self._held.pop(owner, 0)
+        if size:
+            self._held[owner] = size
+        if self.bytes <= self._bytes_max:
+            return None
+        return max(self._held, key=self._held.__getitem__)
 
 
 def _cut(data: bytes | bytearray, view: memoryview, position: int, end: int) -> Frame:

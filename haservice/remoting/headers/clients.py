@@ -384,7 +384,7 @@ class CreateTopicHeader(ExtHeader):
     read_queue_nums: I32
     write_queue_nums: I32
     perm: I32
-    topic_filter_type: ShortText = "SINGLE_TAG"
+    topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: I32 = 0
     order: bool = False
 
