@@ -16,10 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-from commitlog.kernel.records import encode_host
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
+from haservice.remoting.acceptor import half_close, name_peer
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
@@ -38,10 +38,8 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
 
-# After bytes that are no frame: how long answers to the requests before them may still go out, and for how long the
-# peer may then read them before the connection is cut.
+# After bytes that are no frame: how long answers to the requests before them still go out.
 LAST_ANSWERS_S = 0.5
-HALF_CLOSED_S = 2.0
 
 # What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
 # for one that the processor answers itself: it answers sends of many connections in one turn, with one write
@@ -67,7 +65,7 @@ class Connection(asyncio.Protocol):
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
     `last_active` loop time of the last byte in either direction
-    `unfinished`  counts the frame that has begun, with those of others; None where nobody does
+    `unfinished`  counts the frame that has begun, a server's with those of its other connections
     """
 
     def __init__(
@@ -82,8 +80,8 @@ class Connection(asyncio.Protocol):
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
-        self.unfinished: UnfinishedFrames[Connection] | None = None
-        self._counted = 0  # bytes of a frame that has begun, as `unfinished` knows
+        self.unfinished = UnfinishedFrames()
+        self._counted = 0  # of the frame that has begun
         self._transport: asyncio.Transport | None = None
         self._half_closed: asyncio.Transport | None = None  # nothing is written to it any more
         self._loop = asyncio.get_running_loop()
@@ -185,7 +183,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX, WRITE_BUFFER_BYTES_RESUME)
-        self.peer, self.peer_host = _name_peer(transport.get_extra_info("peername"))
+        self.peer, self.peer_host = name_peer(transport.get_extra_info("peername"))
         self.last_active = self._loop.time()
         if self._on_open is not None:
             self._on_open(self)
@@ -200,7 +198,7 @@ class Connection(asyncio.Protocol):
                 taken = fast_path.take(self, whole)
                 if taken == len(whole):
                     if self._counted:
-                        self._count_unfinished()
+                        self._counted = self.unfinished.hold(self, 0)
                     return
                 data = whole[taken:] if taken else whole
         try:
@@ -209,7 +207,7 @@ class Connection(asyncio.Protocol):
             self._on_protocol_error(error, LAST_ANSWERS_S if taken or self._unanswered else 0.0)
             return
         if self._counted or self._reader.pending_bytes >= COUNTED_BYTES:
-            self._count_unfinished()
+            self._counted = self.unfinished.hold(self, self._reader.pending_bytes)
         if self._backlog:
             self._backlog += frames
         elif frames:
@@ -234,8 +232,7 @@ class Connection(asyncio.Protocol):
         self._out = []
         self._out_bytes = 0
         self._unanswered = {}
-        self._reader = DeafReader()
-        self._count_unfinished()
+        self.unfinished.hold(self, 0)
         self._wake_writers()
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -376,10 +373,8 @@ class Connection(asyncio.Protocol):
                 self._close_after_answers(str(error), answers_s)
 
     def _close_after_answers(self, reason: str, answers_s: float) -> None:
-        """Ends the connection, so that the peer gets its answers, those of the next `answers_s` too.
-
-        What the peer sends meanwhile is read and dropped: the system resets a connection with bytes that nobody
-        reads, and the peer's system then drops the answers that the peer has not read yet.
+        """As close(), after `answers_s`.  What the peer sends on is read and dropped: bytes that nobody reads
+        make the system reset the connection, and the peer's system then drops the answers.
         """
         self.close_reason = reason
         self._backlog = []
@@ -394,30 +389,13 @@ class Connection(asyncio.Protocol):
             self._half_close()
 
     def _half_close(self) -> None:
-        transport, self._transport = self._transport, None
-        self._half_closed = transport
-        if transport is None or transport.is_closing():
-            return
-        if transport.can_write_eof():
-            transport.write_eof()
-            self._loop.call_later(HALF_CLOSED_S, transport.abort)
-        else:
-            transport.close()
+        self._half_closed, self._transport = self._transport, None
+        if self._half_closed is not None:
+            half_close(self._loop, self._half_closed)
 
-    def _count_unfinished(self) -> None:
-        """If all connections hold too much of frames that have begun, the one that holds the most ends."""
-        size = self._reader.pending_bytes
-        self._counted = size if size >= COUNTED_BYTES else 0
-        if self.unfinished is None:
-            return
-        largest = self.unfinished.hold(self, self._counted)
-        if largest is not None:
-            largest._give_way()
-
-    def _give_way(self) -> None:
-        held, self._reader = self._counted, DeafReader()
-        self._count_unfinished()
-        why = f"{held} bytes of a frame that has not ended, and unfinished frames of all connections are too many"
+    def give_way(self, why: str) -> None:
+        """The peer has begun a frame, and the bytes are wanted: see UnfinishedFrames."""
+        self._reader, self._counted = DeafReader(), 0
         if self._dispatch.may_log(self.peer.rpartition(":")[0], ProtocolError(why)):
             logger.warning("closing peer=%s: %s", self.peer, why)
         self.abort(why)
@@ -477,13 +455,3 @@ class Connection(asyncio.Protocol):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _name_peer(address: Any) -> tuple[str, bytes]:
-    """A socket's peer as "ip:port", and in the form of hosts in records."""
-    if not isinstance(address, tuple) or len(address) < 2:
-        return "?", encode_host("0.0.0.0", 0)  # it has gone already
-    ip, port = str(address[0]), int(address[1])
-    if "." in ip:
-        ip = ip.removeprefix("::ffff:")  # IPv4 on a socket of both families
-    return f"{ip}:{port}", encode_host(ip.partition("%")[0], port)

@@ -9,7 +9,7 @@ clock, and does not know what a header says.
 from __future__ import annotations
 
 import struct
-from typing import Generic, TypeVar
+from typing import Protocol
 
 from haservice.errors import ProtocolError
 
@@ -45,8 +45,6 @@ SERIALIZE_ROCKETMQ = 1
 
 # (serialize type, header, body).  The body is a view into what was read, or b"" when there is none.
 Frame = tuple[int, bytes, "bytes | memoryview"]
-
-Owner = TypeVar("Owner")
 
 # First bytes of what people point at this port by mistake.
 _FOREIGN = {
@@ -201,26 +199,38 @@ class DeafReader(FrameReader):
         return None
 
 
-class UnfinishedFrames(Generic[Owner]):
-    """Owner → the bytes that it holds of a frame that has begun, and their sum.  It belongs to the loop's thread.
+class Holder(Protocol):
+    """A connection whose peer may have begun a frame."""
+
+    def give_way(self, why: str) -> None: ...
+
+
+class UnfinishedFrames:
+    """What connections hold of frames that have begun, and the sum.  It belongs to the loop's thread.
 
     A connection holds up to a whole frame for as long as its peer likes.  If all together hold more than the bound,
-    the one that holds the most has to give way.
+    the one that holds the most gives way.
     """
 
     def __init__(self, bytes_max: int = UNFINISHED_BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
-        self._held: dict[Owner, int] = {}
+        self._held: dict[Holder, int] = {}
 
-    def hold(self, owner: Owner, size: int) -> Owner | None:
-        """`owner` holds so many bytes now.  Returns who has to give way, if anybody."""
-        self.bytes += size - self._held.pop(owner, 0)
-        if size:
-            self._held[owner] = size
-        if self.bytes <= self._bytes_max:
-            return None
-        return max(self._held, key=self._held.__getitem__)
+    def hold(self, holder: Holder, size: int) -> int:
+        """`holder` holds so many bytes now.  Returns how many of them count."""
+        counted = size if size >= COUNTED_BYTES else 0
+        self.bytes += counted - self._held.pop(holder, 0)
+        if counted:
+            self._held[holder] = counted
+        while self.bytes > self._bytes_max:
+            largest = max(self._held, key=self._held.__getitem__)
+            held = self._held.pop(largest)
+            self.bytes -= held
+            largest.give_way(
+                f"{held} bytes of a frame that has not ended, the most where all have {self._bytes_max}"
+            )
+        return counted
 
 
 def _cut(data: bytes | bytearray, view: memoryview, position: int, end: int) -> Frame:

@@ -104,7 +104,7 @@ class RemotingServer:
         self._acceptors: list[Acceptor] = []
         self._connections: set[Connection] = set()
         self._closing_since: dict[Connection, float] = {}
-        self._unfinished = UnfinishedFrames[Connection]()
+        self._unfinished = UnfinishedFrames()
         self._ports: list[int] = []
         self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0

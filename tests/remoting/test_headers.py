@@ -68,8 +68,8 @@ def test_what_is_written_is_read(kind: type[Any]) -> None:
 
 
 NAMES = re.compile(
-    "(default_|origin_)?topic|((producer|consumer|compare|src|dest)_)?group(_name)?|client_(id|addr)|(broker|cluster)_name"
-    "|cluster|(broker|ha_server|ha|master)_addr|subscription|expression_type"
+    "(default_|origin_)?topic|((producer|consumer|compare|src|dest)_)?group(_name)?|client_(id|addr)"
+    "|(broker|cluster)_name|cluster|(broker|ha_server|ha|master)_addr|subscription|expression_type"
 )
 
 

@@ -156,3 +156,37 @@ class BrokerConfigResponseHeader(ExtHeader):
     """26; the JSON of a DataVersion."""
 
     version: str
+
+
+# What a nameserver keeps for others
+
+
+@dataclass(frozen=True, slots=True)
+class PutKVConfigHeader(ExtHeader):
+    """100."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfigHeader(ExtHeader):
+    """101 and 102."""
+
+    namespace: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVValueResponseHeader(ExtHeader):
+    """101."""
+
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceHeader(ExtHeader):
+    """219."""
+
+    namespace: str

@@ -481,34 +481,3 @@ class AddWritePermResponseHeader(ExtHeader):
     """327: how many topics got it back."""
 
     add_topic_count: I32
-
-
-@dataclass(frozen=True, slots=True)
-class PutKVConfigHeader(ExtHeader):
-    """100."""
-
-    namespace: str
-    key: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class KVConfigHeader(ExtHeader):
-    """101 and 102."""
-
-    namespace: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class KVValueResponseHeader(ExtHeader):
-    """101."""
-
-    value: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceHeader(ExtHeader):
-    """219."""
-
-    namespace: str
