@@ -4,7 +4,8 @@ The file has the form of logging.config.dictConfig; conf/logging.yml is one.  `c
 the names of log files and creates their directories.
 
 Code logs text from outside (names, remarks, properties, texts of exceptions) as it came.  PrintableFormatter
-escapes it, whatever formatters the file names: a record is one line; further lines begin with CONTINUED.
+escapes it, whatever formatters the file names: a record is one line; further lines begin with CONTINUED.  It cuts
+a value of more than VALUE_CHARACTERS, and a line of more than LINE_CHARACTERS.
 
 Standard error that is a file, as under nohup, is rotated.  `configure` may be called again: it opens all files
 anew, so that those that were moved meanwhile are let go.
@@ -17,6 +18,7 @@ import functools
 import logging.config
 import os
 import stat
+from collections.abc import Mapping
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -31,6 +33,10 @@ LINE = "%(asctime)s %(levelname)s %(threadName)s %(name)s - %(message)s"
 
 # None of our formatters begins a record so.
 CONTINUED = "    | "
+
+# Of one value in a record: a name and its list fit, a body does not.  And of a line, whatever it is made of.
+VALUE_CHARACTERS = 1024
+LINE_CHARACTERS = 16 * 1024
 
 # As conf/logging.yml advises for a file of its own.
 FILE_BYTES = 64 * 1024 * 1024
@@ -133,7 +139,7 @@ class Configurator(logging.config.DictConfigurator):
 
 
 class PrintableFormatter(logging.Formatter):
-    """Another formatter's text, in which nothing that came from outside passes for a record."""
+    """Another formatter's text, in which nothing that came from outside passes for a record, or fills the disk."""
 
     def __init__(self, inner: logging.Formatter | None) -> None:
         super().__init__()
@@ -141,11 +147,34 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         shown = copy.copy(record)
-        shown.msg, shown.args = escaped(record.getMessage()), None
+        shown.args = _cut_values(record.args)
+        shown.msg, shown.args = _one_line(shown.getMessage()), None
         shown.threadName = escaped(record.threadName or "")
         shown.exc_text = None  # another handler's, perhaps
         first, *rest = self.inner.format(shown).split("\n")
-        return "\n".join((escaped(first), *(f"{CONTINUED}{escaped(line)}" for line in rest)))
+        return "\n".join((_one_line(first), *(f"{CONTINUED}{_one_line(line)}" for line in rest)))
+
+
+def _one_line(text: str) -> str:
+    return escaped(_cut(text, LINE_CHARACTERS))
+
+
+def _cut_values(args: Any) -> Any:
+    """The values of a record, those that are too long as texts that are not."""
+    if isinstance(args, tuple):
+        return tuple(map(_cut_value, args))
+    return {name: _cut_value(value) for name, value in args.items()} if isinstance(args, Mapping) else args
+
+
+def _cut_value(value: object) -> object:
+    if isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    return value if len(text) <= VALUE_CHARACTERS else _cut(text, VALUE_CHARACTERS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
 
 
 def _place_files(settings: dict[str, Any]) -> None:

@@ -97,6 +97,8 @@ LIBRARIES = {
     "orjson": ("haservice",),
     "msgspec": (
         "haservice.typed_json",
+        "haservice.bounds",
+        "haservice.coordination.etcd_answers",
         "haservice.coordination.voters",
         "haservice.replication",
         "haservice.broker.roles.rules",

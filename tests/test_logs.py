@@ -68,6 +68,32 @@ def test_what_others_say_stays_within_its_record(log: Path) -> None:
     assert bare == line.partition(" - ")[2]
 
 
+def test_a_value_that_is_too_long_is_cut(log: Path) -> None:
+    logger = logging.getLogger("haservice.test")
+    logger.warning("taken name=%s reason=%r of=%d", "x" * 10_000_000, ValueError("y" * 1_000_000), 7)
+    logger.warning("%(name)s", {"name": "z" * 5000})
+    logger.warning("made up " + "x" * 1_000_000)  # noqa: G003
+    taken, named, made = lines_of(log)
+    assert len(taken) < 3 * logs.VALUE_CHARACTERS
+    assert f"… ({10_000_000 - logs.VALUE_CHARACTERS} characters more) reason=" in taken
+    assert taken.endswith(" of=7")
+    assert named.endswith(f"… ({5000 - logs.VALUE_CHARACTERS} characters more)")
+    assert len(made) < logs.LINE_CHARACTERS + 200
+
+
+def test_an_error_with_a_long_text_is_cut_in_its_traceback(log: Path) -> None:
+    try:
+        raise ValueError("x" * 1_000_000)
+    except ValueError:
+        logging.getLogger("haservice.test").exception("failed")
+    assert sum(map(len, lines_of(log))) < 2 * logs.LINE_CHARACTERS
+
+
+def test_a_value_that_fits_is_as_it_was(log: Path) -> None:
+    logging.getLogger("haservice.test").warning("%s %r %5.1f", "x" * logs.VALUE_CHARACTERS, "a'b", 1.25)
+    assert lines_of(log)[0].endswith("x" * logs.VALUE_CHARACTERS + ' "a\'b"   1.2')
+
+
 def test_half_a_character_is_shown_as_what_it_is() -> None:
     """Past pytest's own handlers, which cannot send one to whoever counts the tests."""
     record = logging.LogRecord("haservice.x", logging.WARNING, __file__, 1, "topic=%s", ("a\ud800z",), None)

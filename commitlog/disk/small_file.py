@@ -6,12 +6,24 @@ file or the new one, never an empty one or half of each.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from commitlog.disk.files import Buffer, Files
 
 _PENDING = ".tmp"
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an OSError of an open file its path: one of a read of a directory, or of a full disk, names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def read_file(files: Files, path: Path) -> bytes | None:
@@ -21,7 +33,8 @@ def read_file(files: Files, path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return files.pread(fd, files.size(fd), 0)
+        with naming(path):
+            return files.pread(fd, files.size(fd), 0)
     finally:
         files.close(fd)
 
@@ -42,8 +55,9 @@ def replace_file(
         try:
             if files.exists(path):
                 files.take_rights(fd, path)
-            files.pwrite(fd, content, 0)
-            files.fdatasync(fd)
+            with naming(path):
+                files.pwrite(fd, content, 0)
+                files.fdatasync(fd)
         finally:
             files.close(fd)
         files.rename(pending, path)

@@ -207,7 +207,8 @@ def index_enter(entries, int32_t number, slots, int64_t end, int64_t before, int
     try:
         PyObject_GetBuffer(slots, &numbers, PyBUF_WRITABLE)
         try:
-            if 4 <= numbers.len and numbers.len // 4 <= 0x7fffffff and data.len // 20 <= 0x7fffffff - number:
+            if (number >= 0 and 4 <= numbers.len and numbers.len // 4 <= 0x7fffffff
+                    and data.len // 20 <= 0x7fffffff - number):
                 with nogil:
                     done = hs_index_enter(
                         <const uint8_t*>data.buf, data.len // 20, number, <int32_t*>numbers.buf,

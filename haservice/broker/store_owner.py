@@ -62,13 +62,20 @@ class ForeignStore(StoreUnreadable):
 def check_owner(config: NodeConfig, accepted: Accepted) -> Owner | None:
     """Whose store it is by its file; None if it has none.
 
-    Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; or OSError.
+    Raises ForeignStore unless the store is this broker's, or nobody's, or is accepted; StoreUnreadable for a file that
+    says nothing, unless the store is accepted; or OSError.
 
     Where a file stands in the place of a directory there is no store; to open it says so.
     """
-    was, now = None, _owner(config)
+    was, now, stored = None, _owner(config), _file(config)
     with suppress(NotADirectoryError):
-        was = _file(config).load(_decode)
+        was = stored.load(_decode)
+    if was is None and stored.unfit is not None and not accepted.store:
+        raise StoreUnreadable(
+            stored.path,
+            f"does not say whose store this is: {stored.unfit}.  If it is that of {now}, start it once with"
+            " mqbroker -c FILE --accept-store, which writes the file anew",
+        )
     if was is None:
         return None
     if (was.cluster_name, was.broker_name) != (now.cluster_name, now.broker_name):

@@ -129,12 +129,17 @@ def common_facts(console: Console, request: Request, title: str) -> dict[str, An
     """What the layout of every page shows."""
     return {
         "title": title,
-        "here": request.url.path,
+        "here": own_link(request.url.path),
         "sections": request.app.state.sections,
         "account": "",
         "allows_changes": console.settings.allow_changes,
         "is_secure": console.settings.is_secure,
     }
+
+
+def own_link(path: str) -> str:
+    """A link to this path here: browsers read //host/x, and /\\host/x as well, as a page of another host."""
+    return f"/{quote(path.lstrip('/'))}"
 
 
 def page(path: str, handler: Handler) -> Route:

@@ -19,11 +19,12 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from haservice import typed_json
+from haservice.bounds import EpochNumber, EpochOrNone, Offset, OffsetOrNone, Reason, ShortText, TimeMs
 from haservice.coordination.coordinator import ABSENT, HISTORY, Snapshot
-from haservice.coordination.voters import Voters
+from haservice.coordination.voters import AFew, Voters
 from haservice.replication.lineage.epochs import Mark
 
 MASTER, EPOCH, VOTERS, STATUS, SETTINGS = "master", "epoch", "voters", "status", "settings"
@@ -33,33 +34,35 @@ SWITCHOVER, FAILOVER = "switchover", "failover"
 FOLLOWS = "follows"
 # What haLeaseTtl may be, and more.
 TTL_S_MIN, TTL_S_MAX = 1.0, 3600.0
+# Else rounds would take all of a processor, here and in the coordinator.
+LOOP_S_MIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Leaseholder:
     """Who holds the lease.  `session` names the session that the lease ends with."""
 
-    replica_id: str
-    epoch: int
-    session: str
-    broker_addr: str = ""
-    ha_addr: str = ""
-    since_ms: int = 0
+    replica_id: ShortText
+    epoch: EpochNumber
+    session: ShortText
+    broker_addr: ShortText = ""
+    ha_addr: ShortText = ""
+    since_ms: TimeMs = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the last master told.  `epoch` and `replica_id` are those of the lease it was told under."""
 
-    replica_id: str
-    epoch: int
-    end: int
+    replica_id: ShortText
+    epoch: EpochNumber
+    end: Offset
     """Where its log ended."""
     is_final: bool = False
     """Whether it appended nothing more: it stopped, or handed over."""
     goes_on: bool = False
     """Whether it may go on without its lease, because failover was paused when it looked."""
-    told: Mapping[str, Mark] = field(default_factory=dict)
+    told: Annotated[Mapping[ShortText, Mark], AFew] = field(default_factory=dict)
     """The furthest place that each voter's log is known to have had, by what it acknowledged.  A log that comes back
     with less was put back from an older copy.
     """
@@ -69,31 +72,31 @@ class Status:
 class MemberState:
     """A broker that is connected.  `life` tells its process from all others."""
 
-    replica_id: str
-    life: str
+    replica_id: ShortText
+    life: ShortText
     mark: Mark = Mark()  # noqa: RUF009 - frozen
     """The epoch of its log's last byte, and where its log ends."""
-    epoch: int = -1
+    epoch: EpochOrNone = -1
     """The newest epoch of its log's lineage: begun by itself, or taken over from a master that it follows."""
-    knows: int = -1
+    knows: EpochOrNone = -1
     """The newest epoch that it has heard of: in its log, in a promise, or from a coordinator."""
-    joined: int = -1
+    joined: EpochOrNone = -1
     """The newest epoch that it has read in a coordinator, ever; -1 if it never had one."""
-    sealed: int = -1
+    sealed: EpochOrNone = -1
     """It acknowledges nothing, ever again, to a master of this epoch or an older one."""
     is_whole: bool = True
     """Whether its log has all that it ever acknowledged: not after a power cut, until it caught up again."""
-    unfit: str = ""
+    unfit: Reason = ""
     """Why it cannot become the master, whatever its log has."""
-    broker_addr: str = ""
-    ha_addr: str = ""
-    role: str = ""
-    state: str = ""
+    broker_addr: ShortText = ""
+    ha_addr: ShortText = ""
+    role: ShortText = ""
+    state: Reason = ""
     """FOLLOWS of a slave that is connected to its master; else for people."""
-    version: str = ""
+    version: ShortText = ""
     lost_power: bool = False
     """Of a log that is not whole: whether a power cut is all that happened to it."""
-    reached: int = -1
+    reached: EpochOrNone = -1
     """The newest epoch whose start its log has reached; -1 if it does not tell."""
 
     @property
@@ -108,16 +111,16 @@ class MasterRequest:
     lease.  While the key is there nobody else takes it.
     """
 
-    to: str
+    to: ShortText
     """A replica id."""
-    why: str = ""
-    since_ms: int = 0
-    kind: str = SWITCHOVER
+    why: Reason = ""
+    since_ms: TimeMs = 0
+    kind: ShortText = SWITCHOVER
     force: bool = False
     """Of a failover: even if it may lack acknowledged messages."""
-    not_before_ms: int = 0
+    not_before_ms: TimeMs = 0
     """Until then, by the wall clock of whoever reads it, it is as if nothing were asked for."""
-    among: frozenset[str] = frozenset()
+    among: Annotated[frozenset[ShortText], AFew] = frozenset()
     """Of a failover while nobody believes the coordinator: the replicas that were connected.  Once all of them have
     sealed their logs, an epoch above all that are known, the voters and the lease are written anew.
     """
@@ -129,7 +132,7 @@ class Settings:
 
     ttl_s: float = 5.0
     loop_s: float = 1.0
-    max_loss_bytes: int = 1 << 20
+    max_loss_bytes: Offset = 1 << 20
     failsafe: bool = True
     paused: bool = False
 
@@ -143,13 +146,13 @@ class Settings:
 class HistoryEntry:
     """An entry of the history: who became the master, and from where on."""
 
-    replica_id: str
-    epoch: int
-    broker_addr: str = ""
-    since_ms: int = 0
-    start: int = -1
+    replica_id: ShortText
+    epoch: EpochNumber
+    broker_addr: ShortText = ""
+    since_ms: TimeMs = 0
+    start: OffsetOrNone = -1
     """Where its log ended; -1 if that is not told."""
-    why: str = ""
+    why: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ def decode(snapshot: Snapshot, defaults: Settings | None = None) -> Cluster:
 
 _KINDS: dict[str, Any] = {
     MASTER: Leaseholder,
-    EPOCH: int,
+    EPOCH: EpochNumber,
     VOTERS: Voters,
     STATUS: Status,
     SETTINGS: Settings,
@@ -254,8 +257,8 @@ def _decoded(key: str, value: bytes) -> Any:
 
 def _check(settings: Settings) -> None:
     """No command writes others; somebody may, by hand.  Raises ValueError."""
-    if not (TTL_S_MIN <= settings.ttl_s <= TTL_S_MAX and 0 < settings.loop_s <= TTL_S_MAX):
+    if not (TTL_S_MIN <= settings.ttl_s <= TTL_S_MAX and LOOP_S_MIN <= settings.loop_s <= settings.ttl_s / 2):
         raise ValueError(
             f"ttl_s={settings.ttl_s:g}, loop_s={settings.loop_s:g}: a lease lives for {TTL_S_MIN:g} ..."
-            f" {TTL_S_MAX:g} s, and a round comes more often"
+            f" {TTL_S_MAX:g} s, and a round comes twice as often, or more, but not within {LOOP_S_MIN:g} s"
         )

@@ -1,39 +1,47 @@
 """What etcd answers, as its JSON gateway writes it: values of declared types, or a ValueError.
 
 A proxy in between may answer `{}`, or a page of its own; so what etcd always sends is wanted.  Numbers of 64 bits
-come as text, bytes as base64, and what is 0 or empty is left out.
+come as text, bytes as base64, and what is 0 or empty is left out.  A ttl that no lease of ours has is refused as
+well: a lease that is believed to live too long would keep a master that another has replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
+
+from haservice.bounds import LONG_MAX
+from haservice.coordination.cluster import TTL_S_MAX
 from haservice.coordination.coordinator import Snapshot, Versioned
 from haservice.typed_json import decode_lax as decode
+
+Revision = Annotated[int, Meta(ge=0, le=LONG_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """Of each answer."""
 
-    revision: int
+    revision: Revision
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
     """A lease."""
 
-    ID: int
-    TTL: int
+    ID: Annotated[int, Meta(ge=1, le=LONG_MAX)]
+    TTL: Annotated[int, Meta(ge=1, le=int(TTL_S_MAX))]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeToLive:
-    """For how long a lease lives from now on; 0 if it is over."""
+    """For how long a lease lives from now on; 0 if it is over, or -1."""
 
     header: Header
-    TTL: int = 0
+    TTL: Annotated[int, Meta(ge=-1, le=int(TTL_S_MAX))] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,9 @@ class KeptAlive:
 @dataclass(frozen=True, slots=True)
 class KeyValue:
     key: bytes
-    mod_revision: int = 0
+    mod_revision: Revision = 0
     value: bytes = b""
-    lease: int = 0
+    lease: Annotated[int, Meta(ge=0, le=LONG_MAX)] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from haservice.bounds import EPOCH_MAX
 from haservice.coordination.coordinator import HISTORY, Coordinator, Transaction
 
 # So many are kept.  They are pruned only once there are PRUNED_AT.
@@ -11,6 +12,11 @@ KEPT = 100
 PRUNED_AT = 120
 # In one transaction: etcd takes 128 operations, and each key is one that is expected and one that is deleted.
 AT_ONCE = 50
+
+
+def is_epoch(text: str) -> bool:
+    """Whether a key below `history` may be one of ours: Python reads no number of thousands of digits."""
+    return text.isdecimal() and len(text) <= len(str(EPOCH_MAX))
 
 
 def prune(coordinator: Coordinator) -> None:
@@ -24,5 +30,5 @@ def prune(coordinator: Coordinator) -> None:
 
 def surplus(keys: Iterable[str]) -> list[str]:
     """Which of these keys go: the oldest; none while there are few."""
-    numbered = sorted((int(number), key) for key in keys if (number := key.removeprefix(HISTORY)).isdecimal())
+    numbered = sorted((int(number), key) for key in keys if is_epoch(number := key.removeprefix(HISTORY)))
     return [key for _, key in numbered[:-KEPT]] if len(numbered) >= PRUNED_AT else []

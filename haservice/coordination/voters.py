@@ -21,17 +21,21 @@ from typing import Annotated
 
 import msgspec
 
+from haservice.bounds import Offset, ShortText
+
 # More acks than there can be.
 NEVER = 1 << 30
+# More replicas than one master ever has.
+AFew = msgspec.Meta(max_length=1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Voters:
     """Replica ids, and how many acks of others make an OK."""
 
-    ids: frozenset[str] = frozenset()
-    needed: Annotated[int, msgspec.Meta(ge=0)] = 1
-    floor: int = 0
+    ids: Annotated[frozenset[ShortText], AFew] = frozenset()
+    needed: Annotated[int, msgspec.Meta(ge=0, le=NEVER)] = 1
+    floor: Offset = 0
     """Of an ASYNC_MASTER: up to here an OK took acks, before that was changed.  No failover loses that."""
 
     @property

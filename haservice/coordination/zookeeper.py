@@ -39,7 +39,7 @@ from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
 from haservice.coordination.addresses import CoordinatorPlace, Keys
-from haservice.coordination.cluster import MEMBERS, is_key
+from haservice.coordination.cluster import MEMBERS, TTL_S_MAX, is_key
 from haservice.coordination.coordinator import (
     ABSENT,
     HISTORY,
@@ -117,6 +117,12 @@ class ZooKeeperCoordinator:
         if not session or not negotiated_ms:
             _end(client)
             raise CoordinatorError(f"{self._place} does not answer: the connection was lost at once")
+        lives_s = negotiated_ms[-1] / 1000
+        if not 0 < lives_s <= TTL_S_MAX:
+            _end(client)
+            raise CoordinatorError(
+                f"{self._place} says that the session lives for {lives_s:g} s, not for up to {TTL_S_MAX:g} s"
+            )
         self._client, self._session, self._makes_paths = client, session, makes_paths
         self._known.clear()
         self._generation += 1
@@ -127,7 +133,6 @@ class ZooKeeperCoordinator:
             self.close()
             raise
         self._watch_anew()
-        lives_s = negotiated_ms[-1] / 1000
         return lives_s - min(FORWARDED_SECONDS_MAX, lives_s / 4)
 
     def _log_in(self) -> None:

@@ -21,15 +21,17 @@ from haservice.remoting.bodies.clients import (
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
+from haservice.remoting.headers.admin import (
+    KVConfigHeader,
+    KVValueResponseHeader,
+    NamespaceHeader,
+    PutKVConfigHeader,
+)
 from haservice.remoting.headers.clients import (
     AddWritePermResponseHeader,
     BrokerNameHeader,
     ClusterHeader,
     DeleteTopicInNamesrvHeader,
-    KVConfigHeader,
-    KVValueResponseHeader,
-    NamespaceHeader,
-    PutKVConfigHeader,
     RouteHeader,
     WipeWritePermResponseHeader,
 )

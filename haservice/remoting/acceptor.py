@@ -22,11 +22,15 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from commitlog.kernel.records import encode_host
 from haservice.certificates import reason
 from haservice.log_throttle import LogThrottle
 from haservice.remoting.tls import HANDSHAKE, HANDSHAKE_SECONDS, SHUTDOWN_SECONDS, ServerTls
 
 logger = logging.getLogger(__name__)
+
+# For so long a peer whose connection is half closed may read what was written.
+HALF_CLOSED_S = 2.0
 
 # Connections accepted at one go; between two goes the open connections have their turn.
 ACCEPTS_PER_TURN = 64
@@ -202,3 +206,24 @@ def _files_max() -> tuple[float, float]:
     if limit == resource.RLIM_INFINITY:
         return math.inf, math.inf
     return limit, limit - min(FILES_KEPT_MAX, limit // FILES_KEPT_SHARE)
+
+
+def name_peer(address: Any) -> tuple[str, bytes]:
+    """A socket's peer as "ip:port", and in the form of hosts in records."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return "?", encode_host("0.0.0.0", 0)  # it has gone already
+    ip, port = str(address[0]), int(address[1])
+    if "." in ip:
+        ip = ip.removeprefix("::ffff:")  # IPv4 on a socket of both families
+    return f"{ip}:{port}", encode_host(ip.partition("%")[0], port)
+
+
+def half_close(loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> None:
+    """Writes the end behind all that is written; the peer has HALF_CLOSED_S to read that, and to close."""
+    if transport.is_closing():
+        return
+    if not transport.can_write_eof():  # TLS
+        transport.close()
+        return
+    transport.write_eof()
+    loop.call_later(HALF_CLOSED_S, transport.abort)

@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-from commitlog.kernel.records import encode_host
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
+from haservice.remoting.acceptor import half_close, name_peer
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
-from haservice.remoting.frame import Frame, FrameReader
+from haservice.remoting.frame import COUNTED_BYTES, DeafReader, Frame, FrameReader, UnfinishedFrames
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,9 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
+
+# After bytes that are no frame: how long answers to the requests before them still go out.
+LAST_ANSWERS_S = 0.5
 
 # What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
 # for one that the processor answers itself: it answers sends of many connections in one turn, with one write
@@ -62,6 +65,7 @@ class Connection(asyncio.Protocol):
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
     `last_active` loop time of the last byte in either direction
+    `unfinished`  counts the frame that has begun, a server's with those of its other connections
     """
 
     def __init__(
@@ -76,7 +80,10 @@ class Connection(asyncio.Protocol):
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
+        self.unfinished = UnfinishedFrames()
+        self._counted = 0  # of the frame that has begun
         self._transport: asyncio.Transport | None = None
+        self._half_closed: asyncio.Transport | None = None  # nothing is written to it any more
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, PendingCall] = {}
         self._unanswered: dict[asyncio.Future[RemotingCommand], RemotingCommand] = {}
@@ -167,15 +174,16 @@ class Connection(asyncio.Protocol):
         if not self.close_reason:
             self.close_reason = reason
         self._backlog = []
-        if self._transport is not None:
-            self._transport.abort()
+        transport = self._transport or self._half_closed
+        if transport is not None:
+            transport.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES_MAX, WRITE_BUFFER_BYTES_RESUME)
-        self.peer, self.peer_host = _name_peer(transport.get_extra_info("peername"))
+        self.peer, self.peer_host = name_peer(transport.get_extra_info("peername"))
         self.last_active = self._loop.time()
         if self._on_open is not None:
             self._on_open(self)
@@ -183,18 +191,23 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.last_active = self._loop.time()
         fast_path = self._dispatch.fast_path
+        taken = 0
         if fast_path is not None and not self._backlog:
             whole = self._reader.from_edge(data)
             if whole is not None:
                 taken = fast_path.take(self, whole)
                 if taken == len(whole):
+                    if self._counted:
+                        self._counted = self.unfinished.hold(self, 0)
                     return
                 data = whole[taken:] if taken else whole
         try:
             frames = self._reader.feed(data)
         except ProtocolError as error:
-            self._on_protocol_error(error)
+            self._on_protocol_error(error, LAST_ANSWERS_S if taken or self._unanswered else 0.0)
             return
+        if self._counted or self._reader.pending_bytes >= COUNTED_BYTES:
+            self._counted = self.unfinished.hold(self, self._reader.pending_bytes)
         if self._backlog:
             self._backlog += frames
         elif frames:
@@ -219,6 +232,7 @@ class Connection(asyncio.Protocol):
         self._out = []
         self._out_bytes = 0
         self._unanswered = {}
+        self.unfinished.hold(self, 0)
         self._wake_writers()
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -268,7 +282,7 @@ class Connection(asyncio.Protocol):
             self._backlog = frames[done:]
         self._flush()
         if self._reader.error is not None and not self._backlog:
-            self._on_protocol_error(self._reader.error)
+            self._on_protocol_error(self._reader.error, LAST_ANSWERS_S)
         elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
             self._hold()
             self._loop.call_soon(self._go_on)
@@ -348,7 +362,7 @@ class Connection(asyncio.Protocol):
         elif not call.done():
             call.set_result(command)
 
-    def _on_protocol_error(self, error: ProtocolError) -> None:
+    def _on_protocol_error(self, error: ProtocolError, answers_s: float) -> None:
         if not self.close_reason:
             # Logs one line for a scanner's address now and then; each of its connections at DEBUG.
             news = self._dispatch.may_log(self.peer.rpartition(":")[0], error)
@@ -356,7 +370,35 @@ class Connection(asyncio.Protocol):
             if self._calls:
                 self.abort(str(error))  # they fail now, not when the peer has taken what was written
             else:
-                self.close(str(error))
+                self._close_after_answers(str(error), answers_s)
+
+    def _close_after_answers(self, reason: str, answers_s: float) -> None:
+        """As close(), after `answers_s`.  What the peer sends on is read and dropped: bytes that nobody reads
+        make the system reset the connection, and the peer's system then drops the answers.
+        """
+        self.close_reason = reason
+        self._backlog = []
+        self._reader = DeafReader()
+        self._flush()
+        if self._held and self._transport is not None and not self._write_blocked:
+            self._held = False
+            self._transport.resume_reading()
+        if answers_s > 0:
+            self._loop.call_later(answers_s, self._half_close)
+        else:
+            self._half_close()
+
+    def _half_close(self) -> None:
+        self._half_closed, self._transport = self._transport, None
+        if self._half_closed is not None:
+            half_close(self._loop, self._half_closed)
+
+    def give_way(self, why: str) -> None:
+        """The peer has begun a frame, and the bytes are wanted: see UnfinishedFrames."""
+        self._reader, self._counted = DeafReader(), 0
+        if self._dispatch.may_log(self.peer.rpartition(":")[0], ProtocolError(why)):
+            logger.warning("closing peer=%s: %s", self.peer, why)
+        self.abort(why)
 
     # Out, and the bounds
 
@@ -413,13 +455,3 @@ class Connection(asyncio.Protocol):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _name_peer(address: Any) -> tuple[str, bytes]:
-    """A socket's peer as "ip:port", and in the form of hosts in records."""
-    if not isinstance(address, tuple) or len(address) < 2:
-        return "?", encode_host("0.0.0.0", 0)  # it has gone already
-    ip, port = str(address[0]), int(address[1])
-    if "." in ip:
-        ip = ip.removeprefix("::ffff:")  # IPv4 on a socket of both families
-    return f"{ip}:{port}", encode_host(ip.partition("%")[0], port)

@@ -28,7 +28,10 @@ from haservice.errors import ProtocolError
 REQUEST_TREE_BYTES_MAX = 16 * 1024 * 1024
 ANSWER_TREE_BYTES_MAX = 64 * 1024 * 1024
 
-# The most values that all references of a text may bring in together.
+# The references of a text: how many it may have, with how many steps each, and how many values all of them may
+# bring in together.  Java writes one where an object occurs twice, which is rare in what RocketMQ sends.
+REFERENCES_MAX = 512
+REFERENCE_STEPS_MAX = 16
 REFERENCED_NODES_MAX = 100_000
 
 # CPython 3.11's sizes: a dict with an entry, a list with an entry, another entry with its value.
@@ -138,32 +141,51 @@ def _resolved(tree: Any) -> Any:
     """`tree` with fastjson's {"$ref":"$.a.b[0]"} replaced by what stands there.
 
     Java writes a reference where one object occurs twice.  A few references can name the same large object,
-    so what they bring in is bounded.  A reference to nothing, or to what holds references, becomes null.
+    so what they bring in is bounded.  Equal paths are looked up once.  A reference to nothing, or to what holds
+    references, becomes null.
     """
+    places = _references(tree)
     left = REFERENCED_NODES_MAX
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        members = node.items() if type(node) is dict else enumerate(node)
-        for key, value in list(members):
-            if not isinstance(value, (dict, list)):
-                continue
-            path = value.get("$ref") if type(value) is dict and len(value) == 1 else None
-            if type(path) is str:
-                target = _target(tree, path)
-                count, plain = _survey(target, left)
-                left -= count
-                node[key] = target if plain else None
-            else:
-                waiting.append(value)
+    found: dict[str, tuple[Any, int]] = {}
+    for node, key, path in places:
+        if path not in found:
+            target = _target(tree, path)
+            count, plain = _survey(target, left)
+            found[path] = target if plain else None, count
+        node[key], count = found[path]
+        left -= count
+        if left < 0:
+            raise _too_many_values()
     return tree
 
 
+def _references(tree: Any) -> list[tuple[Any, Any, str]]:
+    """Each reference: what holds it, under which key, and its path.  Raises BodyUnreadable if they are too many."""
+    places: list[tuple[Any, Any, str]] = []
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        for key, value in node.items() if type(node) is dict else enumerate(node):
+            if not isinstance(value, (dict, list)):
+                continue
+            path = value.get("$ref") if type(value) is dict and len(value) == 1 else None
+            if type(path) is not str:
+                waiting.append(value)
+                continue
+            places.append((node, key, path))
+            if len(places) > REFERENCES_MAX:
+                raise BodyUnreadable(f"more than {REFERENCES_MAX} references stand in one JSON text")
+    return places
+
+
 def _target(tree: Any, path: str) -> Any:
-    """What stands at a path like $.a.b[0]; None if nothing does."""
+    """What stands at a path like $.a.b[0]; None if nothing does.  Raises BodyUnreadable for one that is too long."""
     node = tree
-    position = 1
+    position, steps = 1, 0
     while path.startswith("$") and position < len(path):
+        steps += 1
+        if steps > REFERENCE_STEPS_MAX:
+            raise BodyUnreadable(f"reference {path[:40]!r} has more than {REFERENCE_STEPS_MAX} steps")
         step = _STEP.match(path, position)
         name, index = step.groups() if step else (None, None)
         if name is not None and isinstance(node, dict):
@@ -175,6 +197,10 @@ def _target(tree: Any, path: str) -> Any:
         assert step is not None
         position = step.end()
     return node if path.startswith("$") else None
+
+
+def _too_many_values() -> BodyUnreadable:
+    return BodyUnreadable(f"references stand for more than {REFERENCED_NODES_MAX} values")
 
 
 def _survey(tree: Any, limit: int) -> tuple[int, bool]:
@@ -193,7 +219,7 @@ def _survey(tree: Any, limit: int) -> tuple[int, bool]:
             waiting += node
         count += 1
         if count > limit:
-            raise BodyUnreadable(f"references stand for more than {REFERENCED_NODES_MAX} values")
+            raise _too_many_values()
     return count, plain
 
 

@@ -9,6 +9,7 @@ clock, and does not know what a header says.
 from __future__ import annotations
 
 import struct
+from typing import Protocol
 
 from haservice.errors import ProtocolError
 
@@ -33,6 +34,11 @@ ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
 
 # Up to this size, a frame that came in pieces is joined for a fast path.
 JOINED_BYTES_MAX = 256 * 1024
+
+# What all connections of a server hold of frames that have begun and not ended.
+UNFINISHED_BYTES_MAX = 128 * 1024 * 1024
+# Less than this does not count: a connection has buffers of that size anyway, and nearly all frames are smaller.
+COUNTED_BYTES = 16 * 1024
 
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
@@ -181,6 +187,50 @@ class FrameReader:
         if header_bytes > self._header_bytes_max:
             raise ProtocolError(f"header announces {header_bytes} bytes, more than {self._header_bytes_max}")
         return 4 + length
+
+
+class DeafReader(FrameReader):
+    """Takes bytes and makes no frames of them: of a peer whose connection ends."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        return []
+
+    def from_edge(self, data: bytes) -> bytes | None:
+        return None
+
+
+class Holder(Protocol):
+    """A connection whose peer may have begun a frame."""
+
+    def give_way(self, why: str) -> None: ...
+
+
+class UnfinishedFrames:
+    """What connections hold of frames that have begun, and the sum.  It belongs to the loop's thread.
+
+    A connection holds up to a whole frame for as long as its peer likes.  If all together hold more than the bound,
+    the one that holds the most gives way.
+    """
+
+    def __init__(self, bytes_max: int = UNFINISHED_BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+        self._held: dict[Holder, int] = {}
+
+    def hold(self, holder: Holder, size: int) -> int:
+        """`holder` holds so many bytes now.  Returns how many of them count."""
+        counted = size if size >= COUNTED_BYTES else 0
+        self.bytes += counted - self._held.pop(holder, 0)
+        if counted:
+            self._held[holder] = counted
+        while self.bytes > self._bytes_max:
+            largest = max(self._held, key=self._held.__getitem__)
+            held = self._held.pop(largest)
+            self.bytes -= held
+            largest.give_way(
+                f"{held} bytes of a frame that has not ended, the most where all have {self._bytes_max}"
+            )
+        return counted
 
 
 def _cut(data: bytes | bytearray, view: memoryview, position: int, end: int) -> Frame:

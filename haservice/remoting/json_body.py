@@ -3,6 +3,7 @@
     int float bool str        numbers may come as strings and strings as numbers; Go clients send both
     bytes                     Base64, as fastjson writes a byte[]
     Epoch, Offset, …           an int within its bounds, see haservice.bounds
+    TopicName, GroupName, …    a text within its bytes, likewise
     X | None                  left out when None
     Sequence[X]               written as an array, read as a tuple
     Mapping[str|int|B, X]     read as a dict; int keys and keys that are bodies are fastjson's dialect
@@ -21,7 +22,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
-from haservice.bounds import Bounds
+from haservice.bounds import Bounds, TextBytes
 from haservice.remoting.fastjson import ANSWER_TREE_BYTES_MAX, BodyUnreadable, ObjectKey, dumps, loads
 from haservice.remoting.headers.clients import wire_name
 
@@ -207,10 +208,10 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _bounded(bounds: Bounds) -> _Read:
-    def read(value: Any) -> int:
+def _bounded(bounds: Bounds | TextBytes) -> _Read:
+    def read(value: Any) -> Any:
         try:
-            return bounds.checked(_whole(value))
+            return bounds.checked(_whole(value)) if isinstance(bounds, Bounds) else bounds.read(_text(value))
         except ValueError as error:
             raise BodyUnreadable(str(error)) from None
 

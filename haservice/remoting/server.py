@@ -29,7 +29,7 @@ from haservice.errors import ConfigError, RequestError
 from haservice.remoting.acceptor import Acceptor
 from haservice.remoting.connection import Connection, Outcome, Processor
 from haservice.remoting.dispatch import BatchProcessor, Dispatch, Guard
-from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
+from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader, UnfinishedFrames
 from haservice.remoting.loop_thread import run_loop
 from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
@@ -104,6 +104,7 @@ class RemotingServer:
         self._acceptors: list[Acceptor] = []
         self._connections: set[Connection] = set()
         self._closing_since: dict[Connection, float] = {}
+        self._unfinished = UnfinishedFrames()
         self._ports: list[int] = []
         self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0
@@ -223,7 +224,9 @@ class RemotingServer:
         self._schedule_sweep()
 
     def _make_connection(self, dispatch: Dispatch) -> Connection:
-        return Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open)
+        made = Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open)
+        made.unfinished = self._unfinished
+        return made
 
     def _on_open(self, connection: Connection) -> None:
         self._connections.add(connection)

@@ -159,6 +159,8 @@ def advise(error: Explainable) -> str | None:
             return advise(said)
         case FileExistsError() | NotADirectoryError():
             return "a file stands where a directory is wanted: move it, or choose another path"
+        case IsADirectoryError():
+            return "a directory stands where a file is wanted: move it, or choose another path"
         case OSError(errno=errno.EADDRINUSE):
             return (
                 "another process listens there, or an outgoing connection has the port; ss -tanp shows who:"

@@ -22,12 +22,14 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.admin import DeleteSubscriptionGroupHeader
+from haservice.remoting.headers.admin import (
+    DeleteSubscriptionGroupHeader,
+    KVValueResponseHeader,
+    PutKVConfigHeader,
+)
 from haservice.remoting.headers.clients import (
     CreateTopicHeader,
     DeleteTopicInNamesrvHeader,
-    KVValueResponseHeader,
-    PutKVConfigHeader,
     TopicHeader,
     WipeWritePermResponseHeader,
 )

@@ -147,6 +147,18 @@ def test_a_store_path_that_cannot_be_made_is_told_with_its_key(
     assert "a file stands where a directory is wanted" in told
 
 
+@pytest.mark.parametrize(
+    "name", ["lock", "checkpoint", "config/topics.json", "lineage/state.json", "lineage/owner.json"]
+)
+def test_a_directory_in_the_place_of_a_file_is_told_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "s" / name).mkdir(parents=True)
+    told = refused(tmp_path, f"storePathRootDir={tmp_path}/s", monkeypatch)
+    assert f"{tmp_path}/s/{name}: Is a directory" in told
+    assert "a directory stands where a file is wanted: move it" in told
+
+
 def test_what_is_refused_below_a_store_path_is_told_with_its_key(tmp_path: Path) -> None:
     root = tmp_path / "store"
     file = tmp_path / "b.properties"

@@ -14,7 +14,8 @@ from haservice.remoting.bodies.clients import TopicRouteData
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.clients import KVConfigHeader, PutKVConfigHeader, RouteHeader
+from haservice.remoting.headers.admin import KVConfigHeader, PutKVConfigHeader
+from haservice.remoting.headers.clients import RouteHeader
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 

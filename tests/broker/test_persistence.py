@@ -37,6 +37,19 @@ def test_the_same_content_is_not_written_again(tmp_path: Path) -> None:
     assert not (tmp_path / "t.json.bak").exists()
 
 
+@pytest.mark.parametrize("name", ["t.json", "t.json.bak", "t.json.crc"])
+def test_a_directory_in_its_place_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    file = PersistedFile(tmp_path / "t.json")
+    for use in (
+        lambda: file.load(json.loads),
+        lambda: (file.save(lambda: b"[1]"), file.save(lambda: b"[2]")),
+    ):
+        with pytest.raises(IsADirectoryError) as refused:
+            use()
+        assert str(tmp_path / name) in str(refused.value)
+
+
 @pytest.mark.parametrize("damage", [b"", b"  \n", b'{"a":', b"\xff\xfe"])
 def test_a_damaged_file_falls_back_and_never_becomes_the_backup(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "t.json").write_bytes(damage)

@@ -21,9 +21,9 @@ Q0, Q1, Q2 = (MessageQueue("T", "broker-a", number) for number in range(3))
 
 
 class Locks(QueueLocks):
-    def __init__(self, locks_max: int = 100) -> None:
+    def __init__(self, locks_max: int = 100, bytes_max: int = 1 << 20) -> None:
         self.now_s = 1000.0
-        super().__init__(clock_s=lambda: self.now_s, locks_max=locks_max)
+        super().__init__(clock_s=lambda: self.now_s, locks_max=locks_max, bytes_max=bytes_max)
 
 
 @pytest.fixture
@@ -72,6 +72,16 @@ def test_only_the_owner_unlocks(locks: Locks) -> None:
     assert locks.lock("G", "b", [Q0]) == []
     locks.unlock("G", "a", [Q0])
     assert locks.lock("G", "b", [Q0]) == [Q0]
+
+
+def test_long_names_are_bounded_by_their_bytes() -> None:
+    locks = Locks(bytes_max=20_000)
+    queues = [MessageQueue("T" * 127, "b" * 255, number) for number in range(100)]
+    granted = locks.lock("G", "c" * 255, queues)
+    assert 10 < len(granted) == len(locks) < 25
+    locks.unlock("G", "c" * 255, granted)
+    assert locks._bytes == 0
+    assert len(locks.lock("G", "c" * 255, queues)) == len(granted)
 
 
 def test_locks_are_bounded_and_expired_ones_make_room() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commitlog.errors import StoreUnreadable
 from haservice.broker.node import BrokerNode
 from haservice.broker.store_owner import Accepted, ForeignStore
 from haservice.configuration.settings import BrokerRole
@@ -47,6 +48,25 @@ def test_a_store_that_names_no_owner_is_taken_and_that_is_written_down(start: St
         "broker_name": "broker-b",
         "broker_id": 0,
     }
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 80])
+def test_a_store_whose_owner_cannot_be_read_is_not_taken_for_nobodys(
+    start: Start, tmp_path: Path, content: bytes
+) -> None:
+    start("a").stop()
+    owner = tmp_path / "a" / "lineage" / "owner.json"
+    owner.write_bytes(content)
+    with pytest.raises(StoreUnreadable, match="does not say whose store this is") as caught:
+        start("a", broker={"broker_name": "broker-b"})
+    assert str(owner) in str(caught.value)
+    assert "mqbroker -c FILE --accept-store" in str(caught.value)
+    assert owner.read_bytes() == content
+
+    node = BrokerNode(node_config(tmp_path / "a"), accepted=Accepted(store=True))
+    node.start()
+    node.stop()
+    assert json.loads(owner.read_bytes())["cluster_name"] == "C"
 
 
 def test_a_store_of_another_slave_of_the_name_is_told_of(

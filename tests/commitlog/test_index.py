@@ -7,6 +7,7 @@ import mmap
 import random
 import shutil
 import tracemalloc
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +525,15 @@ def test_the_check_of_a_large_index_file_takes_memory_for_a_piece_and_a_table(
         tracemalloc.stop()
     assert peak < slots * SLOT.size / 3, peak
     assert [table.closed for table in tables] == [True]
+
+
+@pytest.mark.skipif(native.core is None, reason="there is no native build")
+@pytest.mark.parametrize("number", [-1, -(2**31), 2**31 - 1])
+def test_entries_whose_numbers_do_not_fit_are_not_entered(number: int) -> None:
+    slots = array("i", bytes(8))
+    entries = ENTRY.pack(1, 100, 0, 0) * 2
+    assert native.core.index_enter(entries, number, slots, 1000, 0, 0, 0) == (0, 0, 0, 0)
+    assert list(slots) == [0, 0]
 
 
 @pytest.mark.skipif(native.core is None, reason="there is no native build to compare with")

@@ -148,6 +148,17 @@ def test_a_login_leads_only_to_our_own_pages(console: ConsoleProcess) -> None:
         assert answer.headers["location"] == "/"
 
 
+@pytest.mark.parametrize(
+    "path", ["//evil.example/x", "/%5Cevil.example/x", "/%2F/evil.example/x", "/%5C%5Cevil.example"]
+)
+def test_a_page_that_is_not_there_links_to_no_other_host(console: ConsoleProcess, path: str) -> None:
+    answer = console.get(path)
+    assert answer.status == 404
+    links = re.findall(r'href="([^"]+)"', answer.text)
+    assert any("evil.example" in link for link in links)
+    assert [link for link in links if re.match(r"[/\\\\]{2}|[a-z]+://", link)] == []
+
+
 def test_who_guesses_has_to_wait(guarded: ScratchPair, make_console: MakeConsole) -> None:
     console = make_console(guarded.namesrv_addr)
     statuses = [log_in(console, ADMIN, f"guess {number}")[0] for number in range(7)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from haservice import bounds
+from haservice.bounds import BY_NAME, EPOCH_MAX, LONG_MAX, OFFSET_MAX, Bounds
 from haservice.coordination.cluster import (
     Cluster,
     HistoryEntry,
@@ -19,31 +22,33 @@ from haservice.coordination.cluster import (
     decode_history,
 )
 from haservice.coordination.coordinator import Versioned
+from haservice.coordination.history import KEPT, PRUNED_AT, surplus
 from haservice.coordination.voters import Voters
 from haservice.replication.lineage.epochs import Mark
 from haservice.typed_json import encode
 
-numbers = st.integers(-1, 1 << 62)
+epochs, started = st.integers(-1, EPOCH_MAX), st.integers(0, EPOCH_MAX)
+offsets = st.integers(0, OFFSET_MAX)
 members = st.builds(
     MemberState,
     st.text(min_size=1),
     st.text(),
-    st.builds(Mark, numbers, numbers),
-    *([numbers] * 4),
+    st.builds(Mark, epochs, offsets),
+    *([epochs] * 4),
     st.booleans(),
     st.text(),
     lost_power=st.booleans(),
-    reached=numbers,
+    reached=epochs,
 )
 ID = "0123456789abcdef" * 2
-told = st.dictionaries(st.text(), st.builds(Mark, numbers, numbers), max_size=3)
+told = st.dictionaries(st.text(), st.builds(Mark, epochs, offsets), max_size=3)
 
 
 @given(
-    st.builds(Leaseholder, st.text(), numbers, st.text()),
-    st.builds(Status, st.text(), numbers, numbers, st.booleans(), st.booleans(), told),
-    st.builds(Settings, st.floats(1, 60), st.floats(0.1, 9), numbers, st.booleans(), st.booleans()),
-    st.builds(Voters, st.frozensets(st.text()), st.integers(0, 9), numbers),
+    st.builds(Leaseholder, st.text(), started, st.text()),
+    st.builds(Status, st.text(), started, offsets, st.booleans(), st.booleans(), told),
+    st.builds(Settings, st.floats(2, 60), st.floats(0.1, 1), offsets, st.booleans(), st.booleans()),
+    st.builds(Voters, st.frozensets(st.text()), st.integers(0, 9), offsets),
     st.lists(members, max_size=3, unique_by=lambda one: one.replica_id),
 )
 def test_everything_is_read_as_it_was_written(
@@ -79,6 +84,10 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
     assert decode({"settings": Versioned(b'{"ttl_s": 9, "colour": "red"}', 1)}).settings == Settings(ttl_s=9)
 
 
+def held(**other: object) -> bytes:
+    return encode({"replica_id": "a", "epoch": 1, "session": "s", **other})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
@@ -109,6 +118,35 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("settings", b'{"paused": 1}', "Expected `bool`, got `int` - at `$.paused`"),
         ("settings", b'{"ttl_s": 0}', "ttl_s=0, loop_s=1: a lease lives for 1 ... 3600 s"),
         ("settings", b'{"loop_s": 0}', "ttl_s=5, loop_s=0: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"ttl_s": -1}', "ttl_s=-1, loop_s=1: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"ttl_s": 1e308}', "ttl_s=1e+308, loop_s=1: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"loop_s": 1e-300}', "ttl_s=5, loop_s=1e-300: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"ttl_s": 5, "loop_s": 4}', "ttl_s=5, loop_s=4: a lease lives for 1 ... 3600 s"),
+        ("settings", b'{"max_loss_bytes": -1}', "Expected `int` >= 0 - at `$.max_loss_bytes`"),
+        ("epoch", b"-5", "Expected `int` >= 0"),
+        ("epoch", b"1" + b"0" * 30, f"Expected `int` <= {EPOCH_MAX}"),
+        ("master", held(epoch=-5), "Expected `int` >= 0 - at `$.epoch`"),
+        ("master", held(epoch=EPOCH_MAX + 1), f"Expected `int` <= {EPOCH_MAX} - at `$.epoch`"),
+        ("master", held(since_ms=10**30), f"Expected `int` <= {LONG_MAX} - at `$.since_ms`"),
+        ("master", held(ha_addr="h" * 256), "Expected `str` of length <= 255 - at `$.ha_addr`"),
+        ("status", b'{"replica_id": "a", "epoch": 1, "end": -1}', "Expected `int` >= 0 - at `$.end`"),
+        (
+            "status",
+            b'{"replica_id": "a", "epoch": 1, "end": 1, "told": {"b": [1, 4611686018427387905]}}',
+            f"Expected `int` <= {OFFSET_MAX} - at `$.told[...][1]`",
+        ),
+        ("voters", b'{"ids": [], "floor": -7}', "Expected `int` >= 0 - at `$.floor`"),
+        (
+            f"members/{ID}",
+            b'{"replica_id": "a", "life": "l", "sealed": -2}',
+            "Expected `int` >= -1 - at `$.sealed`",
+        ),
+        (
+            f"members/{ID}",
+            b'{"replica_id": "a", "life": "l", "mark": [-2, 0]}',
+            "Expected `int` >= -1 - at `$.mark[0]`",
+        ),
+        ("request", b'{"to": "a", "not_before_ms": -1}', "Expected `int` >= 0 - at `$.not_before_ms`"),
         ("settings", b'{"ttl_s": true}', "Expected `float`, got `bool` - at `$.ttl_s`"),
     ],
 )
@@ -148,3 +186,14 @@ def test_a_copy_of_a_member_is_no_member() -> None:
 def test_of_the_history_what_is_none_of_ours_is_left_alone() -> None:
     entry = Versioned(encode(HistoryEntry("a", 7)), 1)
     assert decode_history({"history/7": entry, "history/x": Versioned(b"\xff", 1)}) == [HistoryEntry("a", 7)]
+
+
+def test_a_key_of_the_history_with_thousands_of_digits_is_none_of_ours() -> None:
+    keys = [f"history/{number}" for number in range(PRUNED_AT)]
+    assert surplus([*keys, "history/" + "9" * 5000]) == keys[: PRUNED_AT - KEPT]
+
+
+@pytest.mark.parametrize("name", [name for name, bound in BY_NAME.items() if isinstance(bound, Bounds)])
+def test_the_coordinators_bounds_are_those_of_the_wires(name: str) -> None:
+    bound, meta = get_args(getattr(bounds, name))[1:]
+    assert (bound.low, bound.high) == (meta.ge, meta.le)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import struct
+import typing
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from haservice.dledger.messages import LedgerEntry
 from haservice.remoting.bodies.clients import (
     BrokerData,
+    CheckClientRequestBody,
     ClusterInfo,
     ConsumerOffsetWrapper,
     DataVersion,
@@ -32,8 +36,10 @@ from haservice.remoting.bodies.clients import (
     TopicRouteData,
     TopicStatsTable,
 )
+from haservice.remoting.bodies.locks import LockBatchRequest
 from haservice.remoting.bodies.registration import INFLATED_BYTES_MAX, RegisterBrokerBody, body_crc32
 from haservice.remoting.fastjson import BodyUnreadable
+from haservice.remoting.json_body import JSONBody
 
 ROUTE = TopicRouteData(
     (QueueData("broker-a", 4, 4, 6),), (BrokerData("broker-a", "c", {0: "h:1", 1: "h:2"}),)
@@ -245,3 +251,59 @@ def test_any_offsets_survive(table: dict[str, dict[int, int]]) -> None:
 def test_any_queues_survive_as_keys(queues: list[MessageQueue]) -> None:
     body = TopicStatsTable({queue: TopicOffset(0, 5, 7) for queue in queues})
     assert TopicStatsTable.decode(body.encode()) == body
+
+
+def kinds_within(hint: Any) -> Iterator[Any]:
+    """Each type that a field has somewhere inside; what is annotated with a bound is none of them."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return
+    if isinstance(hint, type) and issubclass(hint, JSONBody):
+        for inner in typing.get_type_hints(hint, include_extras=True).values():
+            yield from kinds_within(inner)
+    elif typing.get_args(hint):
+        for inner in typing.get_args(hint):
+            yield from kinds_within(inner)
+    else:
+        yield hint
+
+
+@pytest.mark.parametrize("kind", [HeartbeatData, LockBatchRequest, CheckClientRequestBody])
+def test_what_a_broker_keeps_of_a_body_has_no_text_without_a_length(kind: type[JSONBody]) -> None:
+    assert str not in set(kinds_within(kind))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"clientID": "c" * 256}, r"HeartbeatData.clientID: has 256 bytes, more than 255"),
+        (
+            {"clientID": "c", "producerDataSet": [{"groupName": "é" * 128}]},
+            "ProducerData.groupName: has 256 bytes",
+        ),
+        (
+            {
+                "clientID": "c",
+                "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [{"topic": "T" * 128}]}],
+            },
+            "SubscriptionData.topic: has 128 bytes, more than 127",
+        ),
+        (
+            {
+                "clientID": "c",
+                "consumerDataSet": [
+                    {"groupName": "g", "subscriptionDataSet": [{"topic": "T", "subString": "x" * 65537}]}
+                ],
+            },
+            "SubscriptionData.subString: has 65537 bytes, more than 65536",
+        ),
+    ],
+)
+def test_a_heartbeat_with_a_name_that_is_too_long_is_refused(body: dict[str, Any], said: str) -> None:
+    with pytest.raises(BodyUnreadable, match=said):
+        HeartbeatData.decode(json.dumps(body))
+
+
+def test_a_lock_with_a_name_that_is_too_long_is_refused() -> None:
+    queue = {"topic": "T", "brokerName": "b" * 256, "queueId": 0}
+    with pytest.raises(BodyUnreadable, match=r"MessageQueue.brokerName: has 256 bytes, more than 255"):
+        LockBatchRequest.decode(json.dumps({"clientId": "c", "consumerGroup": "g", "mqSet": [queue]}))

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haservice.errors import ProtocolError
-from haservice.remoting.fastjson import REFERENCED_NODES_MAX, BodyUnreadable, ObjectKey, dumps, loads
+from haservice.remoting import fastjson
+from haservice.remoting.fastjson import (
+    REFERENCE_STEPS_MAX,
+    REFERENCED_NODES_MAX,
+    REFERENCES_MAX,
+    BodyUnreadable,
+    ObjectKey,
+    dumps,
+    loads,
+)
 
 MQ = '{"brokerName":"b","queueId":0,"topic":"T"}'
 
@@ -69,6 +78,37 @@ def test_references_cannot_multiply() -> None:
     refs = ",".join(['{"$ref":"$.a"}'] * (REFERENCED_NODES_MAX // 1000 + 1))
     with pytest.raises(BodyUnreadable, match="references"):
         loads(f'{{"a":[{large}],"b":[{refs}]}}')
+
+
+def test_a_text_has_a_few_hundred_references() -> None:
+    refs = ",".join(['{"$ref":"$.a"}'] * REFERENCES_MAX)
+    assert loads(f'{{"a":{{"x":1}},"b":[{refs}]}}')["b"] == [{"x": 1}] * REFERENCES_MAX
+    with pytest.raises(BodyUnreadable, match=f"more than {REFERENCES_MAX} references"):
+        loads(f'{{"a":{{"x":1}},"b":[{refs},{{"$ref":"$.a"}}]}}')
+
+
+def test_a_reference_has_sixteen_steps() -> None:
+    def tree(steps: int) -> str:
+        return '{"a":' * steps + '{"x":1}' + "}" * steps
+
+    deep = f'{{"d":{tree(REFERENCE_STEPS_MAX)},"r":{{"$ref":"$.d{".a" * (REFERENCE_STEPS_MAX - 1)}"}}}}'
+    assert loads(deep)["r"] == {"a": {"x": 1}}
+    with pytest.raises(BodyUnreadable, match=f"more than {REFERENCE_STEPS_MAX} steps"):
+        loads(deep.replace('"}', '.a"}'))
+
+
+def test_equal_paths_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+    target = fastjson._target
+
+    def counting(tree: Any, path: str) -> Any:
+        walked.append(path)
+        return target(tree, path)
+
+    monkeypatch.setattr(fastjson, "_target", counting)
+    refs = ",".join(['{"$ref":"$.a"}', '{"$ref":"$.b"}'] * 100)
+    loads(f'{{"a":[1],"b":{{}},"c":[{refs}]}}')
+    assert sorted(walked) == ["$.a", "$.b"]
 
 
 @pytest.mark.parametrize(

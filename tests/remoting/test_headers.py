@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
+import re
 from typing import Any
 
 import pytest
 
+from haservice.bounds import BY_NAME, TextBytes
 from haservice.errors import RequestError
+from haservice.remoting import headers as package
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers import clients as headers
 from haservice.remoting.headers.clients import (
@@ -22,6 +27,7 @@ from haservice.remoting.headers.clients import (
     SendMessageHeader,
     SendMessageResponseHeader,
     UnregisterClientHeader,
+    wire_name,
 )
 
 CLASSES = [
@@ -52,12 +58,81 @@ SENT = SendMessageHeader("g", "T", "TBW102", 4, -1, 769, 1700000000000, 5, "WAIT
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_is_written_is_read(kind: type[Any]) -> None:
     samples = {"str": "text", "I32": -7, "I64": 2**40, "bool": True, "EpochOrNone": 10**12, "BrokerId": 3}
+    samples |= {name: "text" for name, bound in BY_NAME.items() if isinstance(bound, TextBytes)}
     values = [samples[str(field.type).removesuffix(" | None")] for field in dataclasses.fields(kind)]
     header = kind(*values)
     ext = header.encode()
     assert all(type(value) is str for value in ext.values())
     assert kind.decode(ext) == header
     assert kind.decode({**ext, "AccessKey": "", "bname": "b"}) == header
+
+
+NAMES = re.compile(
+    "(default_|origin_)?topic|((producer|consumer|compare|src|dest)_)?group(_name)?|client_(id|addr)"
+    "|(broker|cluster)_name|cluster|(broker|ha_server|ha|master)_addr|subscription|expression_type"
+)
+
+
+MODULES = [
+    importlib.import_module(f"{package.__name__}.{one.name}")
+    for one in pkgutil.iter_modules(package.__path__)
+]
+REQUESTS = {
+    kind
+    for module in MODULES
+    for _, kind in inspect.getmembers(module, inspect.isclass)
+    if issubclass(kind, ExtHeader) and "Response" not in kind.__name__ and kind.__name__ != "AclVersionHeader"
+}
+
+
+@pytest.mark.parametrize("kind", sorted(REQUESTS - {ExtHeader}, key=lambda one: one.__name__))
+def test_each_name_in_a_request_has_a_length(kind: type[Any]) -> None:
+    for field in dataclasses.fields(kind):
+        if NAMES.fullmatch(field.name):
+            bound = BY_NAME[str(field.type).removesuffix(" | None")]
+            assert isinstance(bound, TextBytes), field.name
+            most = bound.most + 7 * bound.of_groups
+            ext = {**sample(kind), wire_of(kind, field.name): "x" * most * 2}
+            with pytest.raises(
+                RequestError, match=f"{wire_of(kind, field.name)} .* has {2 * most} bytes, more than"
+            ):
+                kind.decode(ext)
+
+
+def wire_of(kind: type[Any], name: str) -> str:
+    return str(kind.WIRE_NAMES.get(name) or wire_name(name))
+
+
+def sample(kind: type[Any]) -> dict[str, str]:
+    return {wire_of(kind, field.name): "1" for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_taken"),
+    [
+        ("T" * 127, True),
+        ("T" * 128, False),
+        ("é" * 63, True),
+        ("é" * 64, False),
+        ("%RETRY%" + "g" * 255, True),
+        ("%RETRY%" + "g" * 256, False),
+        ("%DLQ%" + "g" * 255, True),
+        ("%DLQ%" + "g" * 256, False),
+    ],
+)
+def test_a_topic_has_127_bytes_or_the_name_of_a_group_behind_its_prefix(topic: str, is_taken: bool) -> None:
+    ext = {"topic": topic, "queueId": "0"}
+    if is_taken:
+        assert QueueHeader.decode(ext).topic == topic
+    else:
+        with pytest.raises(RequestError, match="more than 127"):
+            QueueHeader.decode(ext)
+
+
+def test_a_send_has_a_group_and_a_default_topic_of_some_length() -> None:
+    for changed in ({"a": "g" * 256}, {"c": "T" * 128}):
+        with pytest.raises(RequestError, match="bytes, more than"):
+            SendMessageHeader.decode(RequestCode.SEND_MESSAGE_V2, {**V2_NAMES, **changed})
 
 
 @pytest.mark.parametrize("kind", CLASSES)

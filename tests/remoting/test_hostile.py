@@ -127,3 +127,55 @@ def test_too_many_unanswered_requests_stop_the_reading(
         assert peer.receive().opaque == number
         assert len(connection._unanswered) <= 10
     assert peer.ask(ECHO).code == 0
+
+
+def test_unfinished_frames_of_all_connections_have_one_bound(server: RemotingServer, peer: Peer) -> None:
+    mib = 1 << 20
+    held = server._unfinished
+    held._bytes_max = 8 * mib
+    begun = struct.pack(">II", FRAME_BYTES_MAX - 4, 8)
+    with contextlib.ExitStack() as opened:
+        small = [opened.enter_context(Peer(server.ports[0])) for _ in range(3)]
+        for one in small:
+            one.socket.sendall(begun + bytes(2 * mib - 8))
+        wait_until(lambda: held.bytes == 6 * mib)
+        large = opened.enter_context(Peer(server.ports[0]))
+        with contextlib.suppress(ConnectionError):
+            large.socket.sendall(begun + bytes(12 * mib))
+        assert large.closed_by_server(), "the one that holds the most gives way"
+        wait_until(lambda: held.bytes == 6 * mib)
+        body = bytes(mib)
+        assert bytes(peer.ask(ECHO, body=body).body) == body
+    wait_until(lambda: held.bytes == 0)
+
+
+def test_a_frame_that_ends_is_counted_no_more(server: RemotingServer, peer: Peer) -> None:
+    whole = frame(ROUTE_JSON.replace(b"105", b"1000"), bytes(1 << 20))
+    for cut in (len(whole) // 2, len(whole) - 1):
+        peer.socket.sendall(whole[:cut])
+        wait_until(lambda: server._unfinished.bytes > 0)
+        peer.socket.sendall(whole[cut:])
+        assert peer.receive().code == 0
+        assert on_loop(server, lambda: server._unfinished.bytes) == 0
+
+
+def test_answers_before_a_frame_that_is_none_arrive_whatever_the_peer_sends_on(
+    server: RemotingServer,
+) -> None:
+    requests = b"".join(frame(ROUTE_JSON.replace(b"105", b"1000"), bytes(1000)) for _ in range(100))
+    with Peer(server.ports[0]) as peer:
+        peer.socket.sendall(requests + frame(b"[") + bytes(8 << 20))
+        wait_until(lambda: server.connections == 0, "the server has given it up")
+        assert [peer.receive().code for _ in range(100)] == [0] * 100
+        assert peer.closed_by_server()
+
+
+def test_an_answer_that_comes_later_than_a_frame_that_is_none_arrives(
+    server: RemotingServer, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LAST_ANSWERS_S", 40.0)
+    with Peer(server.ports[0]) as peer:
+        peer.socket.sendall(frame(ROUTE_JSON.replace(b"105", b"1004")) + frame(b"["))
+        wait_until(lambda: served.futures)
+        server.call_soon(served.futures[0].set_result, RemotingCommand(0, opaque=7, flag=1))
+        assert peer.receive().opaque == 7

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from haservice.bounds import EXPRESSION_BYTES_MAX
 from haservice.errors import RequestError
 from haservice.remoting.headers.clients import PullMessageHeader, PullMessageResponseHeader
 from haservice.remoting.headers.pull_texts import pull_answer, read_pull
@@ -16,6 +17,8 @@ WHOLE = PullMessageHeader("G", "T", 1, 2, 32, 3, 4, 15_000, 5, "*", "TAG").encod
 TEXTS = (
     st.sampled_from(["", "x", "1.5", "-1", " 7", "1_0", "0x1", "9" * 5000, "2147483648", "-2147483649"])
     | st.sampled_from([str(1 << 63), str(-(1 << 63) - 1), str((1 << 63) - 1)])
+    | st.sampled_from(["n" * 64, "n" * 127, "n" * 128, "é" * 63, "é" * 64, "%RETRY%" + "g" * 250, "g" * 256])
+    | st.sampled_from(["x" * EXPRESSION_BYTES_MAX, "é" * EXPRESSION_BYTES_MAX])
     | st.text(max_size=3)
     | st.integers().map(str)
 )

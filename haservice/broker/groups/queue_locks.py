@@ -23,6 +23,10 @@ from haservice.remoting.bodies.clients import MessageQueue
 LOCK_SECONDS = 60.0
 # Locked queues at a time, over all groups.  Beyond, expired locks are dropped; if none are, none is given.
 LOCKS_MAX = 100_000
+# And the memory that they may take, with their names.
+LOCKED_BYTES_MAX = 64 * 1024 * 1024
+# A lock beside its names: objects, entries of dicts, the dict of a group.
+_LOCK_BYTES = 500
 # While there are so many, expired ones are searched for at most this often.
 SWEEP_SECONDS = 1.0
 
@@ -42,12 +46,15 @@ class QueueLocks:
         clock_s: Callable[[], float] = time.monotonic,
         lock_s: float = LOCK_SECONDS,
         locks_max: int = LOCKS_MAX,
+        bytes_max: int = LOCKED_BYTES_MAX,
     ) -> None:
         self._clock_s = clock_s
         self._lock_s = lock_s
         self._locks_max = locks_max
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._bytes_max = bytes_max
         self._count = 0
+        self._bytes = 0
         self._swept_s = -SWEEP_SECONDS
 
     def __len__(self) -> int:
@@ -71,8 +78,7 @@ class QueueLocks:
         for queue in queues:
             held = locks.get(queue)
             if held is not None and held.client_id == client_id:
-                del locks[queue]
-                self._count -= 1
+                self._free(locks, queue)
         if not locks:
             del self._groups[group]
 
@@ -86,14 +92,24 @@ class QueueLocks:
         if held is not None:
             if held.client_id != client_id and not self._expired(held, now_s):
                 return False
+            self._bytes += len(client_id) - len(held.client_id)
             held.client_id = client_id
             held.since_s = now_s
             return True
-        if self._count >= self._locks_max and not self._drop_expired(now_s):
+        if self._is_full and not self._drop_expired(now_s):
             return False
-        self._groups.setdefault(group, {})[queue] = _Lock(client_id, now_s)
+        self._groups.setdefault(group, {})[queue] = lock = _Lock(client_id, now_s)
         self._count += 1
+        self._bytes += _size(queue, lock)
         return True
+
+    @property
+    def _is_full(self) -> bool:
+        return self._count >= self._locks_max or self._bytes >= self._bytes_max
+
+    def _free(self, locks: dict[MessageQueue, _Lock], queue: MessageQueue) -> None:
+        self._count -= 1
+        self._bytes -= _size(queue, locks.pop(queue))
 
     def _expired(self, held: _Lock, now_s: float) -> bool:
         return now_s - held.since_s > self._lock_s
@@ -105,8 +121,11 @@ class QueueLocks:
         self._swept_s = now_s
         for group, locks in list(self._groups.items()):
             for queue in [queue for queue, held in locks.items() if self._expired(held, now_s)]:
-                del locks[queue]
-                self._count -= 1
+                self._free(locks, queue)
             if not locks:
                 del self._groups[group]
-        return self._count < self._locks_max
+        return not self._is_full
+
+
+def _size(queue: MessageQueue, lock: _Lock) -> int:
+    return _LOCK_BYTES + len(queue.topic) + len(queue.broker_name) + len(lock.client_id)

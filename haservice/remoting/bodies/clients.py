@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from haservice.bounds import Offset
+from haservice.bounds import BrokerName, ClientId, Expression, GroupName, Offset, ShortText, TopicName
 from haservice.remoting.bodies.offset_text import decode_offsets, plain_offsets
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
@@ -38,8 +38,8 @@ class DataVersion(JSONBody):
 class MessageQueue(JSONBody):
     """One queue of a topic on one broker.  Tables are keyed by it."""
 
-    topic: str
-    broker_name: str
+    topic: TopicName
+    broker_name: BrokerName
     queue_id: int
 
 
@@ -221,28 +221,28 @@ class DelayOffsetWrapper(JSONBody):
 class SubscriptionData(JSONBody):
     """What a consumer wants of a topic.  `sub_version` is in milliseconds (nanoseconds from Go clients)."""
 
-    topic: str
-    sub_string: str | None = None
-    expression_type: str | None = None
+    topic: TopicName
+    sub_string: Expression | None = None
+    expression_type: ShortText | None = None
     sub_version: int = 0
-    tags_set: Sequence[str] = ()
+    tags_set: Sequence[Expression] = ()
     code_set: Sequence[int] = ()
     class_filter_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerData(JSONBody):
-    group_name: str
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    group_name: GroupName
+    consume_type: ShortText = "CONSUME_PASSIVELY"
+    message_model: ShortText = "CLUSTERING"
+    consume_from_where: ShortText = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: Sequence[SubscriptionData] = ()
     unit_mode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerData(JSONBody):
-    group_name: str
+    group_name: GroupName
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class HeartbeatData(JSONBody):
 
     TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
-    client_id: str = field(metadata=named("clientID"))
+    client_id: ClientId = field(metadata=named("clientID"))
     producer_data_set: Sequence[ProducerData] = ()
     consumer_data_set: Sequence[ConsumerData] = ()
 
@@ -269,8 +269,8 @@ class CheckClientRequestBody(JSONBody):
 
     TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
-    client_id: str | None = None
-    group: str | None = None
+    client_id: ClientId | None = None
+    group: GroupName | None = None
     subscription_data: SubscriptionData | None = None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from haservice.bounds import ClientId, GroupName
 from haservice.remoting.bodies.clients import MessageQueue
 from haservice.remoting.fastjson import REQUEST_TREE_BYTES_MAX
 from haservice.remoting.json_body import JSONBody, named
@@ -17,8 +18,8 @@ class LockBatchRequest(JSONBody):
 
     TREE_BYTES_MAX: ClassVar[int] = REQUEST_TREE_BYTES_MAX
 
-    client_id: str
-    consumer_group: str
+    client_id: ClientId
+    consumer_group: GroupName
     mq_set: Sequence[MessageQueue] = ()
 
 

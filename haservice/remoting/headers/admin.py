@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from haservice.bounds import BrokerName, ClientId, GroupName, TopicName
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 # Groups
@@ -17,7 +18,7 @@ from haservice.remoting.headers.clients import I32, I64, ExtHeader
 class DeleteSubscriptionGroupHeader(ExtHeader):
     """207; `remove_offset` deletes the group's consumer offsets, too."""
 
-    group_name: str
+    group_name: GroupName
     remove_offset: bool = False
 
 
@@ -25,7 +26,7 @@ class DeleteSubscriptionGroupHeader(ExtHeader):
 class ProducerGroupHeader(ExtHeader):
     """204."""
 
-    producer_group: str
+    producer_group: GroupName
 
 
 # Progress and offsets
@@ -35,8 +36,8 @@ class ProducerGroupHeader(ExtHeader):
 class ConsumeStatsHeader(ExtHeader):
     """208; without a topic, every topic in which the group has offsets."""
 
-    consumer_group: str
-    topic: str | None = None
+    consumer_group: GroupName
+    topic: TopicName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class BrokerConsumeStatsHeader(ExtHeader):
 class ResetOffsetHeader(ExtHeader):
     """222, and 220 to the clients; the timestamp is in milliseconds, -1 stands for the end."""
 
-    topic: str
-    group: str
+    topic: TopicName
+    group: GroupName
     timestamp: I64
     is_force: bool = False
 
@@ -60,25 +61,25 @@ class ResetOffsetHeader(ExtHeader):
 class ConsumerStatusHeader(ExtHeader):
     """223, and 221 to the clients; `client_addr` is a client id, or blank for all of the group."""
 
-    topic: str
-    group: str
-    client_addr: str | None = None
+    topic: TopicName
+    group: GroupName
+    client_addr: ClientId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeTimeSpanHeader(ExtHeader):
     """303."""
 
-    topic: str
-    group: str
+    topic: TopicName
+    group: GroupName
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectionOffsetHeader(ExtHeader):
     """308; `filter_groups` are joined by commas."""
 
-    compare_group: str
-    topic: str
+    compare_group: GroupName
+    topic: TopicName
     filter_groups: str | None = None
 
 
@@ -86,9 +87,9 @@ class CorrectionOffsetHeader(ExtHeader):
 class CloneGroupOffsetHeader(ExtHeader):
     """314; without a topic, all in which the source group has offsets."""
 
-    src_group: str
-    dest_group: str
-    topic: str | None = None
+    src_group: GroupName
+    dest_group: GroupName
+    topic: TopicName | None = None
     offline: bool = False
 
 
@@ -99,8 +100,8 @@ class CloneGroupOffsetHeader(ExtHeader):
 class ConsumerRunningInfoHeader(ExtHeader):
     """307, to the broker and on to the client."""
 
-    consumer_group: str
-    client_id: str
+    consumer_group: GroupName
+    client_id: ClientId
     jstack_enable: bool = False
 
 
@@ -108,10 +109,10 @@ class ConsumerRunningInfoHeader(ExtHeader):
 class ConsumeDirectlyHeader(ExtHeader):
     """309; `msg_id` is an offset message id, the broker adds its name on the way to the client."""
 
-    consumer_group: str
-    client_id: str | None = None
+    consumer_group: GroupName
+    client_id: ClientId | None = None
     msg_id: str | None = None
-    broker_name: str | None = None
+    broker_name: BrokerName | None = None
 
 
 # Statistics, queues, configuration
@@ -129,11 +130,11 @@ class BrokerStatsHeader(ExtHeader):
 class ConsumeQueueHeader(ExtHeader):
     """321: `count` entries from `index` on; if a group is named, its filter is tried on them."""
 
-    topic: str
+    topic: TopicName
     queue_id: I32
     index: I64
     count: I32
-    consumer_group: str | None = None
+    consumer_group: GroupName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +156,37 @@ class BrokerConfigResponseHeader(ExtHeader):
     """26; the JSON of a DataVersion."""
 
     version: str
+
+
+# What a nameserver keeps for others
+
+
+@dataclass(frozen=True, slots=True)
+class PutKVConfigHeader(ExtHeader):
+    """100."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfigHeader(ExtHeader):
+    """101 and 102."""
+
+    namespace: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVValueResponseHeader(ExtHeader):
+    """101."""
+
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceHeader(ExtHeader):
+    """219."""
+
+    namespace: str

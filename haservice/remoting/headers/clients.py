@@ -5,9 +5,9 @@ spelling (`queueId` is `queue_id`).  On the wire every value is text; the annota
 
     I32, I64   a whole decimal number that fits        bool   true in any case is true, all else false
     str        any text                                 … | None, or a default: may be absent
-    Epoch, …    a number within its bounds, see haservice.bounds
+    Epoch, …    a number within its bounds, TopicName, …    a text within its bytes: see haservice.bounds
 
-A missing or unreadable field raises RequestError with SYSTEM_ERROR, which names the field.  Unknown fields
+A missing, unreadable or too long field raises RequestError with SYSTEM_ERROR, which names the field.  Unknown fields
 are ignored.  The header of a send is read for every message, so it has a decoder of its own, written out.
 """
 
@@ -19,7 +19,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
-from haservice.bounds import BY_NAME, BrokerId, EpochOrNone
+from haservice.bounds import (
+    BY_NAME,
+    BrokerId,
+    BrokerName,
+    ClientId,
+    EpochOrNone,
+    Expression,
+    GroupName,
+    ShortText,
+    TextTooLong,
+    TopicName,
+)
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
 
@@ -113,6 +124,8 @@ def _missing(name: str) -> RequestError:
 
 
 def _unreadable(name: str, text: str, error: ValueError | None = None) -> RequestError:
+    if isinstance(error, TextTooLong):
+        return RequestError(ResponseCode.SYSTEM_ERROR, f"field {name} of the request header {error}")
     bound = str(error).partition(" within ")[2]
     return RequestError(
         ResponseCode.SYSTEM_ERROR,
@@ -163,9 +176,9 @@ class SendMessageHeader(NamedTuple):
             return _new_send(
                 SendMessageHeader,
                 (
-                    ext[group],
-                    ext[topic],
-                    ext[default],
+                    _group_name(ext[group]),
+                    ext[topic],  # what sends says of a name that is no topic's is RocketMQ's own text
+                    _topic_name(ext[default]),
                     numbers[0],
                     numbers[1],
                     numbers[2],
@@ -178,6 +191,10 @@ class SendMessageHeader(NamedTuple):
                     get(batch) in _TRUE,
                 ),
             )
+        except TextTooLong as error:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"producer group or default topic {error}"
+            ) from None
         except (KeyError, ValueError, struct.error):
             raise _send_fault(names, ext) from None
 
@@ -190,6 +207,7 @@ class SendMessageHeader(NamedTuple):
         }
 
 
+_group_name, _topic_name = BY_NAME["GroupName"].read, BY_NAME["TopicName"].read
 _SEND_MESSAGE = int(RequestCode.SEND_MESSAGE)
 _new_send = tuple.__new__
 _CHECK_RANGES = struct.Struct(">iiiiiq").pack  # one call says whether all of them fit
@@ -234,8 +252,8 @@ class SendMessageResponseHeader(ExtHeader):
 class PullMessageHeader(ExtHeader):
     """11.  Not frozen: every pull makes one, and freezing would take half of that time."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: GroupName
+    topic: TopicName
     queue_id: I32
     queue_offset: I64
     max_msg_nums: I32
@@ -243,8 +261,8 @@ class PullMessageHeader(ExtHeader):
     commit_offset: I64 = 0
     suspend_timeout_millis: I64 = 0
     sub_version: I64 = 0
-    subscription: str | None = None
-    expression_type: str | None = None
+    subscription: Expression | None = None
+    expression_type: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +277,8 @@ class PullMessageResponseHeader(ExtHeader):
 class QueryConsumerOffsetHeader(ExtHeader):
     """14."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: GroupName
+    topic: TopicName
     queue_id: I32
 
 
@@ -268,8 +286,8 @@ class QueryConsumerOffsetHeader(ExtHeader):
 class UpdateConsumerOffsetHeader(ExtHeader):
     """15."""
 
-    consumer_group: str
-    topic: str
+    consumer_group: GroupName
+    topic: TopicName
     queue_id: I32
     commit_offset: I64
 
@@ -278,7 +296,7 @@ class UpdateConsumerOffsetHeader(ExtHeader):
 class SearchOffsetHeader(ExtHeader):
     """29; the timestamp is in milliseconds."""
 
-    topic: str
+    topic: TopicName
     queue_id: I32
     timestamp: I64
 
@@ -287,7 +305,7 @@ class SearchOffsetHeader(ExtHeader):
 class QueueHeader(ExtHeader):
     """30, 31, 32."""
 
-    topic: str
+    topic: TopicName
     queue_id: I32
 
 
@@ -319,7 +337,7 @@ class ViewMessageHeader(ExtHeader):
 class QueryMessageHeader(ExtHeader):
     """12; the times are in milliseconds."""
 
-    topic: str
+    topic: TopicName
     key: str
     max_num: I32
     begin_timestamp: I64
@@ -342,16 +360,16 @@ class UnregisterClientHeader(ExtHeader):
 
     WIRE_NAMES: ClassVar[Mapping[str, str]] = {"client_id": "clientID"}
 
-    client_id: str
-    producer_group: str | None = None
-    consumer_group: str | None = None
+    client_id: ClientId
+    producer_group: GroupName | None = None
+    consumer_group: GroupName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupHeader(ExtHeader):
     """38 and, from us to a client, 40."""
 
-    consumer_group: str
+    consumer_group: GroupName
 
 
 # Topics
@@ -361,8 +379,8 @@ class ConsumerGroupHeader(ExtHeader):
 class CreateTopicHeader(ExtHeader):
     """17."""
 
-    topic: str
-    default_topic: str
+    topic: TopicName
+    default_topic: TopicName
     read_queue_nums: I32
     write_queue_nums: I32
     perm: I32
@@ -375,7 +393,7 @@ class CreateTopicHeader(ExtHeader):
 class TopicHeader(ExtHeader):
     """202, 215, 300: a topic and nothing else."""
 
-    topic: str
+    topic: TopicName
 
 
 # The nameserver
@@ -388,10 +406,10 @@ class RegisterBrokerHeader(ExtHeader):
     `epoch` is ours: the last epoch in the broker's log, -1 while it has none.
     """
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
-    ha_server_addr: str
+    broker_name: BrokerName
+    broker_addr: ShortText
+    cluster_name: BrokerName
+    ha_server_addr: ShortText
     broker_id: BrokerId
     compressed: bool = False
     body_crc32: I32 = 0
@@ -410,9 +428,9 @@ class RegisterBrokerResponseHeader(ExtHeader):
 class BrokerHeader(ExtHeader):
     """104 and 322."""
 
-    broker_name: str
-    broker_addr: str
-    cluster_name: str
+    broker_name: BrokerName
+    broker_addr: ShortText
+    cluster_name: BrokerName
     broker_id: I64
 
 
@@ -425,7 +443,7 @@ class QueryDataVersionResponseHeader(ExtHeader):
 class RouteHeader(ExtHeader):
     """105."""
 
-    topic: str
+    topic: TopicName
     accept_standard_json_only: bool = False
 
 
@@ -433,22 +451,22 @@ class RouteHeader(ExtHeader):
 class DeleteTopicInNamesrvHeader(ExtHeader):
     """216; with a cluster only that cluster's brokers."""
 
-    topic: str
-    cluster_name: str | None = None
+    topic: TopicName
+    cluster_name: BrokerName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterHeader(ExtHeader):
     """224."""
 
-    cluster: str
+    cluster: BrokerName
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerNameHeader(ExtHeader):
     """205 and 327."""
 
-    broker_name: str
+    broker_name: BrokerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,34 +481,3 @@ class AddWritePermResponseHeader(ExtHeader):
     """327: how many topics got it back."""
 
     add_topic_count: I32
-
-
-@dataclass(frozen=True, slots=True)
-class PutKVConfigHeader(ExtHeader):
-    """100."""
-
-    namespace: str
-    key: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class KVConfigHeader(ExtHeader):
-    """101 and 102."""
-
-    namespace: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class KVValueResponseHeader(ExtHeader):
-    """101."""
-
-    value: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceHeader(ExtHeader):
-    """219."""
-
-    namespace: str

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from haservice.bounds import BrokerId, EpochNumber, EpochOrNone, FileBytes, Offset, OffsetOrNone
+from haservice.bounds import BrokerId, EpochNumber, EpochOrNone, FileBytes, Offset, OffsetOrNone, ShortText
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 from haservice.remoting.json_body import JSONBody
 
@@ -72,23 +72,23 @@ class PledgeHeader(ExtHeader):
     """
 
     epoch: EpochNumber
-    replica_id: str
-    broker_addr: str
+    replica_id: ShortText
+    broker_addr: ShortText
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetHeader(ExtHeader):
     """40008: the replica to remove from the replica list."""
 
-    replica_id: str
+    replica_id: ShortText
 
 
 @dataclass(frozen=True, slots=True)
 class FollowHeader(ExtHeader):
     """40004: the master of `epoch`, where clients and where slaves reach it."""
 
-    master_addr: str
-    ha_addr: str
+    master_addr: ShortText
+    ha_addr: ShortText
     epoch: EpochNumber
     why: str = ""
 

@@ -8,7 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
+from haservice.bounds import EXPRESSION_BYTES_MAX, TOPIC_BYTES_MAX
 from haservice.remoting.headers.clients import PullMessageHeader
+
+# Names of ASCII that have no more letters together are within their bounds.
+_LETTERS_MAX = TOPIC_BYTES_MAX
+# Nor is an expression of so many characters too long, whatever they are.
+_EXPRESSION_LETTERS_MAX = EXPRESSION_BYTES_MAX // 4
 
 _CHECK_RANGES = struct.Struct(">iiiqqqq").pack  # one call says whether all of them fit
 
@@ -21,9 +27,14 @@ def read_pull(ext: Mapping[str, str]) -> PullMessageHeader:
         offset, commit = int(ext["queueOffset"]), int(get("commitOffset", 0))
         suspend, version = int(get("suspendTimeoutMillis", 0)), int(get("subVersion", 0))
         _CHECK_RANGES(queue_id, count, sys_flag, offset, commit, suspend, version)
+        group, topic = ext["consumerGroup"], ext["topic"]
+        wanted, kind = get("subscription"), get("expressionType")
+        names = f"{group}{topic}{kind}"
+        if len(names) > _LETTERS_MAX or not names.isascii() or len(wanted or "") > _EXPRESSION_LETTERS_MAX:
+            return PullMessageHeader.decode(ext)
         return PullMessageHeader(
-            ext["consumerGroup"],
-            ext["topic"],
+            group,
+            topic,
             queue_id,
             offset,
             count,
@@ -31,8 +42,8 @@ def read_pull(ext: Mapping[str, str]) -> PullMessageHeader:
             commit,
             suspend,
             version,
-            get("subscription"),
-            get("expressionType"),
+            wanted,
+            kind,
         )
     except (KeyError, ValueError, struct.error):
         return PullMessageHeader.decode(ext)  # which says what field it is

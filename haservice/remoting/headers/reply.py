@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from haservice.bounds import GroupName, ShortText, TopicName
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 
@@ -11,16 +12,16 @@ from haservice.remoting.headers.clients import I32, I64, ExtHeader
 class ReplyMessageHeader(ExtHeader):
     """326: the fields of the reply's send, who sent it (`born_host`), and who passed it on, as `ip:port`."""
 
-    producer_group: str
-    topic: str
-    default_topic: str
+    producer_group: GroupName
+    topic: TopicName
+    default_topic: TopicName
     default_topic_queue_nums: I32
     queue_id: I32
     sys_flag: I32
     born_timestamp: I64
     flag: I32
-    born_host: str
-    store_host: str
+    born_host: ShortText
+    store_host: ShortText
     store_timestamp: I64
     properties: str | None = None
     reconsume_times: I32 | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from haservice.bounds import GroupName
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 
@@ -11,7 +12,7 @@ from haservice.remoting.headers.clients import I32, I64, ExtHeader
 class EndTransactionHeader(ExtHeader):
     """37.  The two offsets are those of the half message; `commit_or_rollback` is 8, 12, or 0 for unknown."""
 
-    producer_group: str
+    producer_group: GroupName
     tran_state_table_offset: I64
     commit_log_offset: I64
     commit_or_rollback: I32

@@ -22,6 +22,8 @@ import enum
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from haservice.bounds import EpochOrNone, Offset
+
 # A master that was cut off does not know of its successor, and must not outrank it however often it starts.
 # So promotions take multiples of this step, and restarts take the numbers between.
 PROMOTION_STEP = 1000
@@ -91,8 +93,8 @@ class Mark(NamedTuple):
     one epoch, the longer log is.
     """
 
-    epoch: int = -1
-    end: int = 0
+    epoch: EpochOrNone = -1
+    end: Offset = 0
 
 
 class Step(enum.Enum):

@@ -15,12 +15,10 @@ from haservice.admin.fanout import addrs_of, ask_each, tell_each
 from haservice.configuration.properties import parse
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.admin import ConfigChangedHeader
+from haservice.remoting.headers.admin import ConfigChangedHeader, KVConfigHeader, PutKVConfigHeader
 from haservice.remoting.headers.clients import (
     AddWritePermResponseHeader,
     BrokerNameHeader,
-    KVConfigHeader,
-    PutKVConfigHeader,
     WipeWritePermResponseHeader,
 )
 from haservice.terminal.options import broker_option, cluster_option, command, format_option, namesrv_option

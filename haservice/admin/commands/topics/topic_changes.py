@@ -13,14 +13,8 @@ from haservice.admin.fanout import addrs_of, ask_each, say_failures, tell_each
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
-from haservice.remoting.headers.clients import (
-    CreateTopicHeader,
-    DeleteTopicInNamesrvHeader,
-    KVConfigHeader,
-    KVValueResponseHeader,
-    PutKVConfigHeader,
-    TopicHeader,
-)
+from haservice.remoting.headers.admin import KVConfigHeader, KVValueResponseHeader, PutKVConfigHeader
+from haservice.remoting.headers.clients import CreateTopicHeader, DeleteTopicInNamesrvHeader, TopicHeader
 from haservice.terminal.options import (
     broker_option,
     cluster_option,
