@@ -96,6 +96,11 @@ class TopicConfig(JSONBody):
     topic_sys_flag: int = 0
     order: bool = False
 
+    @property
+    def queue_nums(self) -> int:
+        """How many queues may have messages: one number was larger before the topic was changed."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
     def tree(self) -> dict[str, Any]:
         """Written out: a table may have a hundred thousand topics."""
         return {
