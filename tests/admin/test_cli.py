@@ -269,6 +269,33 @@ def test_a_route_is_printed_as_stock_mqadmin_prints_it(serve: Serve) -> None:
     assert totals.split() == ["Total:", "2", "6", "7"]
 
 
+def test_an_order_configuration_that_is_malformed_or_names_unknown_brokers_is_refused(serve: Serve) -> None:
+    puts: list[str] = []
+
+    def put(request: RemotingCommand) -> RemotingCommand:
+        puts.append(request.ext["value"])
+        return request.answer()
+
+    info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: "h:1"})}, {"C": ("broker-a",)})
+    namesrv = serve(
+        {RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()), RequestCode.PUT_KV_CONFIG: put}
+    )
+    command = ("updateOrderConf", "-n", namesrv, "-m", "put", "-t", "T", "-v")
+    for conf, said in (
+        ("broker-a", "is not brokerName:num"),
+        ("broker-a:0", "is not brokerName:num"),
+        ("broker-a:99999", "1 to 65536 queues"),
+        ("broker-a:1;broker-a:2", "broker-a is named twice"),
+        (";", "which brokers?"),
+        ("broker-a:1;broker-b:2", "no broker has the name broker-b; the nameserver knows broker-a"),
+    ):
+        result = run(*command, conf)
+        assert result.exit_code != 0, conf
+        assert said in result.stderr
+    assert run(*command, "broker-a:4;").exit_code == 0
+    assert puts == ["broker-a:4"]
+
+
 def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:
     up = serve({RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"putTps": "1.0"}).encode())})
     down = f"127.0.0.1:{free_port_block(1)}"
