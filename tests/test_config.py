@@ -198,6 +198,7 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("maxMessageSize=16777216", "not within 1 ... 16711680 bytes"),
         ("diskMaxUsedSpaceRatio=101", "not within 1 ... 100"),
         ("brokerPermission=8", "not within 0 ... 7"),
+        ("brokerPermission=1", "neither 4 (clients may read) nor 2"),
         ("autoCreateTopicEnable=yes", "neither true nor false"),
         ("autoCreateTopicEnable=", "neither true nor false"),
         ("brokerRole=MASTER", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),

@@ -157,8 +157,16 @@ class BrokerConfig:
         "How long to wait for a nameserver's answer."
     )
     permission: int = TOPICS.key(
-        "brokerPermission", 6, Values(low=0, high=7), SENDS, PULLS, PERMISSION, REGISTRATION
-    )("4: clients may read, 2: they may write, 6: both.")
+        "brokerPermission",
+        6,
+        Values(low=0, high=7, check=texts.broker_permission),
+        SENDS,
+        PULLS,
+        PERMISSION,
+        REGISTRATION,
+    )(
+        "4: clients may read, 2: they may write, 6: both. Routes show what it and the topic's permissions both allow."
+    )
     auto_create_topic_enable: bool = TOPICS.key(
         "autoCreateTopicEnable", True, ANY, IMPORTANT, TOPIC_CREATION
     )("A send to an unknown topic creates it, with the rights of TBW102.")

@@ -63,6 +63,12 @@ def told_address(text: str) -> str:
     return found
 
 
+def broker_permission(text: str) -> str:
+    if int(text) == 1:  # RocketMQ's bit for topics that others inherit from
+        raise ValueError("neither 4 (clients may read) nor 2 (they may write); 0 forbids both, 6 allows both")
+    return text
+
+
 def check_address(text: str) -> str:
     """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets."""
     host, colon, port = text.rpartition(":")

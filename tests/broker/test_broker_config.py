@@ -269,6 +269,7 @@ def test_sends_begin_when_they_are_said_to(served: Served, client: BlockingClien
         ("brokerConfigPath=/x", 16, "black list"),
         ("traceOn=perhaps", 1, "neither true nor false"),
         ("tracOn=true", 1, "nearest known key is traceOn"),
+        ("brokerPermission=1", 1, "neither 4 (clients may read) nor 2"),
         ("traceOn=false\n" + "x" * 70_000, 1, "bytes"),
         ("traceOn=\\u1", 1, "hexadecimal"),
     ],

@@ -126,9 +126,10 @@ class TopicConfigWrapper(JSONBody):
     deleted_topics: Sequence[str] | None = None
 
     def with_perm(self, perm: int) -> TopicConfigWrapper:
-        """The same table with every topic's permissions replaced by `perm`."""
+        """The same table with those of every topic's permissions that `perm` has, too."""
         table = {
-            name: dataclasses.replace(topic, perm=perm) for name, topic in self.topic_config_table.items()
+            name: dataclasses.replace(topic, perm=topic.perm & perm)
+            for name, topic in self.topic_config_table.items()
         }
         return TopicConfigWrapper(self.data_version, table, self.deleted_topics)
 

@@ -1,4 +1,4 @@
-"""A time is a boundary: 111 messages in a queue, 101 of them of one millisecond, asked for in every way that we have."""
+"""A time is a boundary: 111 messages in a queue, 101 of them of one millisecond, asked for in every way we have."""
 
 from __future__ import annotations
 
