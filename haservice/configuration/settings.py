@@ -142,7 +142,7 @@ class BrokerConfig:
         "ASYNC_MASTER answers a send at once, SYNC_MASTER once a slave has the message, SLAVE keeps a copy."
     )
     namesrv_addrs: tuple[str, ...] = IDENTITY.key(
-        "namesrvAddr", (), Values("host:port;…", check=texts.check_address, separator=";"), IMPORTANT, GUARDED
+        "namesrvAddr", (), Values("host:port;…", check=texts.nameserver, separator=";"), IMPORTANT, GUARDED
     )("The nameservers to register with. Not set: the environment variable NAMESRV_ADDR.")
     broker_ip1: str = ADDRESSES.key(
         "brokerIP1", local_address, Values(check=texts.told_address), IMPORTANT, GUARDED
