@@ -417,6 +417,22 @@ def test_a_status_that_is_not_ok_is_shown_and_makes_the_exit_code_1(
     assert "told why" in result.output
 
 
+@pytest.mark.parametrize(
+    "command", [("sendMsgStatus", "-b", "broker-a", "-c"), ("checkMsgSendRT", "-t", "T", "-a")]
+)
+def test_a_probe_that_is_not_ok_has_its_reason_and_makes_the_exit_code_1(
+    serve: Serve, command: tuple[str, ...]
+) -> None:
+    sends = Sends(0, 0, int(ResponseCode.SERVICE_NOT_AVAILABLE))
+    broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())})
+    result = run(*command, "3", "-n", namesrv)
+    assert result.exit_code == 1
+    assert "SERVICE_NOT_AVAILABLE" in result.stdout
+    assert result.stderr == f"{broker}: SERVICE_NOT_AVAILABLE: told why\n"
+    assert run(*command, "3", "-n", namesrv).exit_code == 0
+
+
 @pytest.mark.parametrize("by_file", [False, True])
 def test_what_a_status_that_is_not_ok_means_is_told_of_one_message_and_of_a_file(
     serve: Serve, tmp_path: Path, by_file: bool
