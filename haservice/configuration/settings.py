@@ -242,6 +242,9 @@ class BrokerConfig:
     enable_property_filter: bool = PULLING.key("enablePropertyFilter", False, ANY, FILTERS)(
         "Consumers may subscribe by SQL92 expressions over properties."
     )
+    property_filter_ignores_tail: bool = PULLING.key("propertyFilterIgnoresTail", False, ANY, OURS, FILTERS)(
+        "Take `a = 1 LIKE 'x'` as `a = 1`, as RocketMQ does. Otherwise such an expression is refused."
+    )
     filter_support_retry: bool = PULLING.key("filterSupportRetry", False, ANY, FILTERS)(
         "A message that was sent back is filtered by the expression for its original topic."
     )

@@ -353,10 +353,7 @@ class AsyncPullConsumer:
         self.seek(queue, await self._calls.max_offset(queue))
 
     async def offset_for_timestamp(self, queue: MessageQueue, when: datetime | float) -> int:
-        """The offset of the first message stored at `when`, or later; the queue's end if all are older.
-
-        `when` may be in seconds since 1970.
-        """
+        """Of the first message stored at `when`, in seconds since 1970, or later; the end if all are older."""
         return await self._calls.offset_by_time(queue, milliseconds(when))
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
