@@ -45,6 +45,15 @@ def refusal(text: str) -> str:
 # ---- values
 
 
+def test_blanks_and_tabs_behind_values_mean_nothing() -> None:
+    text = "listenPort=10921 \t\naclEnable=false\t\nbrokerRole=SYNC_MASTER  \nhaSendHeartbeatInterval=7000\\t\\f"
+    loaded = broker(text + "\nnamesrvAddr=10.0.0.1:9876 ; 10.0.0.2:9876\t")
+    assert (loaded.remoting.listen_port, loaded.broker.role) == (10921, BrokerRole.SYNC_MASTER)
+    assert loaded.replication.heartbeat_interval_ms == 7000
+    assert loaded.broker.namesrv_addrs == ("10.0.0.1:9876", "10.0.0.2:9876")
+    assert nameserver_from(parse("listenPort=9877 \t", "n")).listen_port == 9877
+
+
 def test_without_a_file_the_defaults_are_rocketmqs() -> None:
     loaded = load_broker(None, {})
     assert loaded.remoting.listen_port == 10911
