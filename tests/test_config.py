@@ -46,7 +46,9 @@ def refusal(text: str) -> str:
 
 
 def test_blanks_and_tabs_behind_values_mean_nothing() -> None:
-    text = "listenPort=10921 \t\naclEnable=false\t\nbrokerRole=SYNC_MASTER  \nhaSendHeartbeatInterval=7000\\t\\f"
+    text = (
+        "listenPort=10921 \t\naclEnable=false\t\nbrokerRole=SYNC_MASTER  \nhaSendHeartbeatInterval=7000\\t\\f"
+    )
     loaded = broker(text + "\nnamesrvAddr=10.0.0.1:9876 ; 10.0.0.2:9876\t")
     assert (loaded.remoting.listen_port, loaded.broker.role) == (10921, BrokerRole.SYNC_MASTER)
     assert loaded.replication.heartbeat_interval_ms == 7000
