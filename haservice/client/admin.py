@@ -155,7 +155,7 @@ class Admin:
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at this time or later; the queue's end if all are older."""
-        header = SearchOffsetHeader.lower(queue.topic, queue.queue_id, timestamp_ms)
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms, SearchOffsetHeader.LOWER)
         return self.offset(self._addr_of(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     # -- messages ----------------------------------------------------------------------------------

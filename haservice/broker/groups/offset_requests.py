@@ -165,7 +165,7 @@ class OffsetsProcessor:
     ) -> RemotingCommand:
         find = queue.offset_by_time
         if header.boundary_type is not None:
-            is_upper = header.boundary_type.upper() == SearchOffsetHeader.UPPER
+            is_upper = header.boundary_type.upper() == "UPPER"
             find = queue.last_stored_at if is_upper else queue.first_stored_at
         offset: int = await self._offload(find, header.timestamp, self._log)
         return command.answer(ext=OffsetResponseHeader(offset).encode())

@@ -36,7 +36,9 @@ class MessageFilters:
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
         self._clients = clients
         self._filters = filters
-        self.configure(config)
+        self._enabled = config.enable_property_filter
+        self._ignores_tail = config.property_filter_ignores_tail
+        self._retries = config.filter_support_retry
 
     def configure(self, config: BrokerConfig) -> None:
         """Takes the keys that may change while the broker runs."""

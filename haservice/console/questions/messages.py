@@ -332,7 +332,7 @@ def _offsets(
     for queue in queues:
         header: QueueHeader | SearchOffsetHeader = QueueHeader(topic, queue.queue_id)
         if when_ms is not None:
-            header = SearchOffsetHeader.lower(topic, queue.queue_id, when_ms)
+            header = SearchOffsetHeader(topic, queue.queue_id, when_ms, SearchOffsetHeader.LOWER)
         calls.append(Call(queue.addr, code, header))
     answers = ask_many(admin, calls, notes)
     return [None if one is None else OffsetResponseHeader.decode(one.ext).offset for one in answers]

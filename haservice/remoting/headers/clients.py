@@ -276,19 +276,13 @@ class UpdateConsumerOffsetHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class SearchOffsetHeader(ExtHeader):
-    """29; the timestamp is in milliseconds.  RocketMQ 4.9 sends no boundary, 5.x one of the two below."""
+    """29; milliseconds.  RocketMQ 4.9 sends no boundary; 5.x UPPER, the last at or before then (else 0), or LOWER."""
 
-    LOWER: ClassVar[str] = "LOWER"  # the first message stored at or after that time; else the queue's end
-    UPPER: ClassVar[str] = "UPPER"  # the last one stored at or before it; else 0
-
+    LOWER: ClassVar[str] = "LOWER"  # the first at or after that time; else the queue's end
     topic: str
     queue_id: I32
     timestamp: I64
     boundary_type: str | None = None
-
-    @classmethod
-    def lower(cls, topic: str, queue_id: int, timestamp_ms: int) -> Self:
-        return cls(topic, queue_id, timestamp_ms, cls.LOWER)
 
 
 @dataclass(frozen=True, slots=True)
