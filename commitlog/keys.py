@@ -48,7 +48,10 @@ class Values:
     held: tuple[int, int] | None = None
     """For a whole number: values outside are brought inside, with a warning.  RocketMQ does so without."""
     check: Callable[[str], str] = str
-    """For a text, a path, or each part of a list: the value to use.  Raises ValueError with the reason."""
+    """For a text, a path, or each part of a list: the value to use.  Raises ValueError with the reason.
+
+    For a whole number within the bounds: it may raise, too.
+    """
     separator: str = ""
     """For a list: what stands between its parts."""
     never_blank: bool = False

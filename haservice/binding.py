@@ -178,4 +178,5 @@ def _whole_number(text: str, values: Values) -> int:
     number = int(text)
     if not values.low <= number <= values.high:
         raise ValueError(f"not within {values.low} ... {values.high}{f' {unit}' if unit else ''}")
+    values.check(text)
     return number

@@ -45,6 +45,17 @@ def refusal(text: str) -> str:
 # ---- values
 
 
+def test_blanks_and_tabs_behind_values_mean_nothing() -> None:
+    text = (
+        "listenPort=10921 \t\naclEnable=false\t\nbrokerRole=SYNC_MASTER  \nhaSendHeartbeatInterval=7000\\t\\f"
+    )
+    loaded = broker(text + "\nnamesrvAddr=10.0.0.1:9876 ; 10.0.0.2:9876\t")
+    assert (loaded.remoting.listen_port, loaded.broker.role) == (10921, BrokerRole.SYNC_MASTER)
+    assert loaded.replication.heartbeat_interval_ms == 7000
+    assert loaded.broker.namesrv_addrs == ("10.0.0.1:9876", "10.0.0.2:9876")
+    assert nameserver_from(parse("listenPort=9877 \t", "n")).listen_port == 9877
+
+
 def test_without_a_file_the_defaults_are_rocketmqs() -> None:
     loaded = load_broker(None, {})
     assert loaded.remoting.listen_port == 10911
@@ -198,6 +209,7 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("maxMessageSize=16777216", "not within 1 ... 16711680 bytes"),
         ("diskMaxUsedSpaceRatio=101", "not within 1 ... 100"),
         ("brokerPermission=8", "not within 0 ... 7"),
+        ("brokerPermission=1", "neither 4 (clients may read) nor 2"),
         ("autoCreateTopicEnable=yes", "neither true nor false"),
         ("autoCreateTopicEnable=", "neither true nor false"),
         ("brokerRole=MASTER", "none of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
@@ -208,7 +220,9 @@ def test_the_message_names_file_line_key_value_and_reason() -> None:
         ("messageDelayLevel=1s 5x", "'5x' is not a delay"),
         ("haAllowedSlaves=10.0.0.0/33", "'10.0.0.0/33' is not a network"),
         ("namesrvAddr=127.0.0.1", "'127.0.0.1' is not host:port"),
-        ("namesrvAddr=127.0.0.1:9876,127.0.0.2:9876", "neither an IP address nor a host name"),
+        ("namesrvAddr=127.0.0.1:9876,127.0.0.2:9876", "between nameservers stands ; and not ,"),
+        ("namesrvAddr=https://127.0.0.1:9876", "is not host:port, nor http://host:port"),
+        ("haMasterAddress=[127.0.0.1]:10912", "neither an IP address nor a host name"),
         ("namesrvAddr=127.0.0.1:9876;ns1..lan:9876", "no host name that can be looked up (label empty"),
         ("haMasterAddress=m..lan:10912", "no host name that can be looked up (label empty"),
         ("namesrvAddr=127.0.0.1:0", "port '0' in '127.0.0.1:0' is not within 1 ... 65535"),

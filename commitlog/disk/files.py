@@ -158,6 +158,11 @@ class Files(Protocol):
     def disk_usage(self, path: Path) -> DiskUsage: ...
 
 
+def left_by_a_system(name: str) -> bool:
+    """Whether a file manager, NFS or a volume of its own leaves such a file or directory: .DS_Store, lost+found."""
+    return name.startswith(".") or name == "lost+found"
+
+
 def pwrite_each(pwrite: Callable[[int, Buffer, int], None], writes: list[Write]) -> None:
     """pwrite_all(), one by one."""
     for number, write in enumerate(writes):

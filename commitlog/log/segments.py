@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from commitlog.disk.files import NOT_OPENED, Files
+from commitlog.disk.files import NOT_OPENED, Files, left_by_a_system
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch, StoreUnreadable
 from commitlog.log.segment import NAME_DIGITS, Segment, segment_name
 
@@ -45,9 +45,10 @@ class Segments:
         self.items = tuple(items)
 
     def paths(self) -> list[Path]:
-        """The files in the order of their names; makes the directory.  Raises OSError."""
+        """The files in the order of their names, without what a system leaves; makes the directory.  Raises OSError."""
         self._files.make_directory(self.directory)
-        return [self.directory / name for name in self._files.listdir(self.directory)]
+        names = self._files.listdir(self.directory)
+        return [self.directory / name for name in names if not left_by_a_system(name)]
 
     def _load_one(self, path: Path, *, last: bool) -> Segment:
         name = path.name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commitlog.disk.descriptors import BorrowedFile, Descriptors
-from commitlog.disk.files import Files
+from commitlog.disk.files import Files, left_by_a_system
 from commitlog.errors import ForeignFile, SegmentMissing, SegmentSizeMismatch
 from commitlog.kernel.layout import QUEUE_ENTRY
 
@@ -141,6 +141,8 @@ class QueueFiles:
         """
         found = []
         for name in self._files.listdir(directory := self.directory):
+            if left_by_a_system(name):
+                continue
             if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
                 raise ForeignFile(directory / name)
             start = int(name)

@@ -126,6 +126,27 @@ class ReadableQueue:
                 before, low = (middle, time_ms), middle + 1
         return _nearest(timestamp_ms, before, after)
 
+    def first_stored_at(self, timestamp_ms: int, log: RecordSource) -> int:
+        """Queue offset of the first message stored at or after `timestamp_ms`; the queue's end if all are older."""
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            entries = self.read(middle, 1)
+            if not entries or entries[0].blank or entries[0].physical_offset < log.start:
+                low = middle + 1
+                continue
+            found = self._stored(middle, high - 1, log)
+            if found is None or found[1] >= timestamp_ms:
+                high = middle
+            else:
+                low = found[0] + 1
+        return low
+
+    def last_stored_at(self, timestamp_ms: int, log: RecordSource) -> int:
+        """Queue offset of the last message stored at or before `timestamp_ms`; 0 if there is none."""
+        behind = self.first_stored_at(timestamp_ms + 1, log)
+        return behind - 1 if behind > self.min_offset else 0
+
     def _stored(self, low: int, high: int, log: RecordSource) -> tuple[int, int] | None:
         """The first message from `low` to `high` that can be read, and when it was stored."""
         for queue_offset in range(low, high + 1):

@@ -154,8 +154,8 @@ class Admin:
         return self.offset(self._addr_of(queue), RequestCode.GET_MAX_OFFSET, header)
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the message stored at this time or next to it; of the last one if all are older."""
-        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
+        """The offset of the first message stored at this time or later; the queue's end if all are older."""
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms, SearchOffsetHeader.LOWER)
         return self.offset(self._addr_of(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     # -- messages ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from commitlog.kernel import layout, records
+from haservice.bounds import INT_MAX
 from haservice.client.errors import MessageIllegal
 from haservice.remoting.bodies.clients import MessageQueue
 
@@ -88,6 +89,11 @@ class Message:
             raise MessageIllegal(
                 f"delay_level {self.delay_level}: 0 is none, 1 the first of messageDelayLevel"
             )
+        if not -INT_MAX - 1 <= self.flag <= INT_MAX or self.delay_level > INT_MAX:
+            name = "flag" if self.delay_level <= INT_MAX else "delay_level"
+            raise MessageIllegal(
+                f"{name} {getattr(self, name)}: it does not fit the 32 bits that a message has for it"
+            )
         for name, value in self.properties.items():
             if name in RESERVED:
                 raise MessageIllegal(
@@ -156,6 +162,8 @@ def encode_properties(properties: Mapping[str, str]) -> str:
         raise MessageIllegal(
             f"properties {bad}: the characters U+0001 and U+0002 part them on the wire and cannot be in them"
         )
+    if not text.isascii():
+        _check_encodes(properties)
     if len(text) > layout.PROPERTIES_BYTES_MAX // 4:
         size = len(text.encode())
         if size > layout.PROPERTIES_BYTES_MAX:
@@ -163,6 +171,17 @@ def encode_properties(properties: Mapping[str, str]) -> str:
                 f"properties of {size} bytes are above {layout.PROPERTIES_BYTES_MAX}: move some into the body"
             )
     return text
+
+
+def _check_encodes(properties: Mapping[str, str]) -> None:
+    """Raises MessageIllegal for text with a lone surrogate, which has no bytes on the wire."""
+    for name, value in properties.items():
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError as error:
+            raise MessageIllegal(
+                f"property {name!a}={ascii(value)[:60]}: no UTF-8 ({error.reason}); was it read with surrogateescape?"
+            ) from None
 
 
 def compressed(body: bytes, above_bytes: int = COMPRESS_ABOVE_BYTES) -> tuple[bytes, int]:

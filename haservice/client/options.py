@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from haservice.certificates import load_chain, load_roots
-from haservice.client.errors import NameserverUnknown
+from haservice.client.errors import ClientError, NameserverUnknown
+from haservice.configuration.texts import nameservers
 from haservice.remoting.client import Sign, Tls
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
@@ -48,7 +49,7 @@ _TIMES = (
 class ClientOptions:
     """Everything has a default but the nameserver, which the environment (NAMESRV_ADDR) may name as well.
 
-    `namesrv_addr`         host:port, several separated by `;`
+    `namesrv_addr`         host:port or http://host:port, several separated by `;`
     `credentials`          the account to sign requests with; None: requests are not signed
     `tls`                  see `tls_context`; None: plain connections
     `instance_name`        the second half of the client id; if empty, a unique one is made up
@@ -83,9 +84,12 @@ class ClientOptions:
 
     @property
     def nameservers(self) -> tuple[str, ...]:
-        """The addresses.  Raises NameserverUnknown if there is none."""
-        named = self.namesrv_addr or os.environ.get(NAMESRV_ENV, "")
-        found = tuple(addr.strip() for addr in named.replace(",", ";").split(";") if addr.strip())
+        """The addresses.  Raises NameserverUnknown if there is none, ClientError if one is malformed."""
+        try:
+            found = nameservers(self.namesrv_addr or os.environ.get(NAMESRV_ENV, ""))
+        except ValueError as error:
+            where = "ClientOptions.namesrv_addr" if self.namesrv_addr else NAMESRV_ENV
+            raise ClientError(f"{where}: {error}") from None
         if not found:
             raise NameserverUnknown
         return found

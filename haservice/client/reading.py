@@ -32,10 +32,10 @@ def from_queue(
     end = admin.offset(queue.addr, RequestCode.GET_MAX_OFFSET, where)
     tags = wanted_tags(expression)
     if end_ms is not None:
-        search = SearchOffsetHeader(topic, queue.queue_id, end_ms)
+        search = SearchOffsetHeader(topic, queue.queue_id, end_ms, SearchOffsetHeader.LOWER)
         end = min(end, admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search))
     if offset is None and begin_ms is not None:
-        search = SearchOffsetHeader(topic, queue.queue_id, begin_ms)
+        search = SearchOffsetHeader(topic, queue.queue_id, begin_ms, SearchOffsetHeader.LOWER)
         offset = admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
     if offset is None:
         offset = admin.offset(queue.addr, RequestCode.GET_MIN_OFFSET, where)

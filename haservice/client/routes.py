@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commitlog.kernel.records import java_hash
+from haservice.bounds import QUEUES_MAX
 from haservice.client.errors import RouteUnknown
 from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, MessageQueue, TopicRouteData
 
@@ -50,7 +51,8 @@ def readable_addr(data: BrokerData) -> str:
 class TopicRoute:
     """One topic's queues, in the order of Java's clients: by broker name, then by number.
 
-    `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.
+    `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.  If the
+    nameserver gives an order configuration, they are its queues in its order, whatever the brokers have.
     With `template` the topic does not exist yet, and these are the queues that it would get.
     """
 
@@ -76,6 +78,8 @@ class TopicRoute:
                 read += [
                     MessageQueue(topic, found.broker_name, number) for number in range(found.read_queue_nums)
                 ]
+        if (ordered := _ordered_queues(topic, data.order_topic_conf)) is not None:
+            write = ordered
         return cls(topic, brokers, tuple(write), tuple(read), data.order_topic_conf, template)
 
     def master(self, broker_name: str) -> str | None:
@@ -94,6 +98,30 @@ class TopicRoute:
             )
         number = java_hash(order_key) if isinstance(order_key, str) else _long_hash(order_key)
         return self.write_queues[abs(number) % len(self.write_queues)]
+
+
+def order_counts(conf: str) -> dict[str, int]:
+    """`broker-a:4;broker-b:2` → how many queues of each broker have the order keys.  Raises ValueError."""
+    counts: dict[str, int] = {}
+    for part in filter(None, conf.split(";")):
+        name, _, text = part.strip().partition(":")
+        if not name or not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]) <= QUEUES_MAX:
+            raise ValueError(f"{part[:255]!r} is not brokerName:num with 1 to {QUEUES_MAX} queues")
+        if name in counts:
+            raise ValueError(f"{name} is named twice")
+        counts[name] = int(text)
+    return counts
+
+
+def _ordered_queues(topic: str, conf: str | None) -> list[MessageQueue] | None:
+    """The queues that an order configuration names, as Java's clients choose from; None without a sound one."""
+    try:
+        counts = order_counts(conf or "")
+    except ValueError:  # a stock tool stores anything
+        return None
+    return [
+        MessageQueue(topic, name, number) for name, count in counts.items() for number in range(count)
+    ] or None
 
 
 def _long_hash(number: int) -> int:

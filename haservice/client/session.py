@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -196,8 +196,12 @@ class Session:
         raise first
 
     def _warn_of_nameserver(self, what: str, error: RemotingError) -> None:
-        if self._throttle.ready("nameserver"):
+        if self._may_warn("nameserver"):
             logger.warning("nameserver %s: %s reason=%s", ";".join(self.nameservers), what, error)
+
+    def _may_warn(self, cause: Hashable) -> bool:
+        """Now and then; never of what a close ends."""
+        return not self.closed and self._throttle.ready(cause)
 
     def part(self, kind: Callable[[Session], T]) -> T:
         """A part of which the session has only one; the first caller makes it."""
@@ -337,7 +341,7 @@ class Session:
             await self.ask_route(topic, template=known is not None and known.template)
         except HAServiceError as error:
             self.routes.asked(topic, self._loop.time())
-            if self._throttle.ready(("route", topic)):
+            if self._may_warn(("route", topic)):
                 logger.warning("no new route, the one before stays: %s", error)
         except Exception:  # of this topic; the others' routes are kept
             self.routes.asked(topic, self._loop.time())
@@ -396,7 +400,7 @@ class Session:
             self._greeted.add(addr)
         except RemotingError as error:
             self._greeted.discard(addr)
-            if self._throttle.ready(("heartbeat", addr)):
+            if self._may_warn(("heartbeat", addr)):
                 logger.warning("heartbeat failed: %s", error)
 
     def _to_greet(self) -> list[str]:

@@ -34,7 +34,7 @@ def parse_peers(text: str) -> dict[str, str]:
         try:
             if not (name and dash):
                 raise ValueError("a peer is ID-HOST:PORT, peers are joined by ';'")
-            check_address(address)
+            address = check_address(address)
         except ValueError as error:
             raise ConfigError("", 0, "dLegerPeers", str(error), part) from None
         if name in peers:

@@ -121,7 +121,8 @@ class LiveSettings(Generic[C]):
     def change(self, text: str) -> ConfigChange:
         """Waits for the disk.  Raises KeyForbidden or ConfigError; nothing has changed then."""
         asked = parse(text, "request")
-        wanted = {key: entry.value for key, entry in asked.items()}
+        # Blanks behind a value mean nothing here, and stock brokers that read this file take no number with them.
+        wanted = {key: entry.value.strip() for key, entry in asked.items()}
         for key in wanted:
             if key in self._forbidden or self._has(key, KeyTrait.BY_HAND):
                 raise KeyForbidden("request", asked.line_of(key), key, "Can not update config in black list.")

@@ -142,7 +142,7 @@ class BrokerConfig:
         "ASYNC_MASTER answers a send at once, SYNC_MASTER once a slave has the message, SLAVE keeps a copy."
     )
     namesrv_addrs: tuple[str, ...] = IDENTITY.key(
-        "namesrvAddr", (), Values("host:port;…", check=texts.check_address, separator=";"), IMPORTANT, GUARDED
+        "namesrvAddr", (), Values("host:port;…", check=texts.nameserver, separator=";"), IMPORTANT, GUARDED
     )("The nameservers to register with. Not set: the environment variable NAMESRV_ADDR.")
     broker_ip1: str = ADDRESSES.key(
         "brokerIP1", local_address, Values(check=texts.told_address), IMPORTANT, GUARDED
@@ -157,8 +157,16 @@ class BrokerConfig:
         "How long to wait for a nameserver's answer."
     )
     permission: int = TOPICS.key(
-        "brokerPermission", 6, Values(low=0, high=7), SENDS, PULLS, PERMISSION, REGISTRATION
-    )("4: clients may read, 2: they may write, 6: both.")
+        "brokerPermission",
+        6,
+        Values(low=0, high=7, check=texts.broker_permission),
+        SENDS,
+        PULLS,
+        PERMISSION,
+        REGISTRATION,
+    )(
+        "4: clients may read, 2: they may write, 6: both. Routes show what it and the topic's permissions both allow."
+    )
     auto_create_topic_enable: bool = TOPICS.key(
         "autoCreateTopicEnable", True, ANY, IMPORTANT, TOPIC_CREATION
     )("A send to an unknown topic creates it, with the rights of TBW102.")
@@ -233,6 +241,9 @@ class BrokerConfig:
     )
     enable_property_filter: bool = PULLING.key("enablePropertyFilter", False, ANY, FILTERS)(
         "Consumers may subscribe by SQL92 expressions over properties."
+    )
+    property_filter_ignores_tail: bool = PULLING.key("propertyFilterIgnoresTail", False, ANY, OURS, FILTERS)(
+        "Take `a = 1 LIKE 'x'` as `a = 1`, as RocketMQ does. Otherwise such an expression is refused."
     )
     filter_support_retry: bool = PULLING.key("filterSupportRetry", False, ANY, FILTERS)(
         "A message that was sent back is filtered by the expression for its original topic."

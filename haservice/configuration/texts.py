@@ -63,9 +63,17 @@ def told_address(text: str) -> str:
     return found
 
 
+def broker_permission(text: str) -> str:
+    if int(text) == 1:  # RocketMQ's bit for topics that others inherit from
+        raise ValueError("neither 4 (clients may read) nor 2 (they may write); 0 forbids both, 6 allows both")
+    return text
+
+
 def check_address(text: str) -> str:
-    """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets."""
+    """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets: the value has none."""
     host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]") and ":" in host and _is_ip(host[1:-1]):
+        host = host[1:-1]
     if not colon or not host:
         raise ValueError(f"{text!r} is not host:port")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= PORT_MAX:
@@ -74,7 +82,23 @@ def check_address(text: str) -> str:
         _host(host)
     except ValueError as error:
         raise ValueError(f"{host!r} in {text!r} is {error}") from None
-    return text
+    return f"{host}:{port}"
+
+
+def nameserver(text: str) -> str:
+    """One of a list of nameservers: host:port, or http://host:port as RocketMQ's clients take it."""
+    bare = text.strip()
+    if "," in bare:
+        raise ValueError(f"{bare!r}: between nameservers stands ; and not ,")
+    scheme, divided, rest = bare.rpartition("://")
+    if divided and scheme.lower() != "http":
+        raise ValueError(f"{bare!r} is not host:port, nor http://host:port; TLS is set elsewhere")
+    return check_address(rest.removesuffix("/") if divided else bare)
+
+
+def nameservers(text: str) -> tuple[str, ...]:
+    """host:port;host:port, in files, flags, options and the environment.  Raises ValueError."""
+    return tuple(nameserver(part) for part in text.split(";") if part.strip())
 
 
 def network(text: str) -> str:

@@ -153,6 +153,15 @@ class BrokerProcessors:
 
     def _say(self, told: BrokerAnnouncement, registered: Registered, connection: Connection) -> None:
         newer = registered.newer
+        if registered.other_clusters and self._throttle.ready(("clusters", told.broker_name)):
+            logger.warning(
+                "two clusters have a broker of one name, clients find only one of them: set another brokerName"
+                " name=%s addr=%s cluster=%s others=%s",
+                told.broker_name,
+                told.addr,
+                told.cluster,
+                ",".join(registered.other_clusters),
+            )
         if newer is not None and told.broker_id == MASTER_ID:
             self._warn_old(told, newer)
         elif registered.replaced_addr is not None:

@@ -1,8 +1,9 @@
-"""What a broker tells of itself when it registers, and what it is told."""
+"""What a broker tells of itself when it registers, what it is told, and what is kept of its name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from haservice.nameserver.epochs import KnownEpoch
@@ -41,7 +42,8 @@ class Registered(NamedTuple):
     """The outcome of a registration: what to answer, and what to log.
 
     `newer` is an epoch newer than the broker's own; a master was then refused, and nothing changed.
-    `learns`: its topics are wanted, and its data version counts once they are learned.
+    `learns`: its topics are wanted, and its data version counts once they are learned.  `other_clusters` have brokers
+    of the same name.
     """
 
     master: Master
@@ -49,3 +51,19 @@ class Registered(NamedTuple):
     replaced_addr: str | None = None
     newer: KnownEpoch | None = None
     learns: bool = False
+    other_clusters: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class NamedBroker:
+    """The brokers of one name, in the table."""
+
+    cluster: str
+    addrs: dict[int, str] = field(default_factory=dict)
+    displaced: dict[str, str] = field(default_factory=dict)
+    """Live masters whose id another one has taken: address → cluster."""
+
+    def clusters_beside(self, told: BrokerAnnouncement) -> Sequence[str]:
+        """Other clusters whose brokers have this name now; 106 lists the name with each of them."""
+        others = [addr for addr in (*self.addrs.values(), *self.displaced) if addr != told.addr]
+        return tuple(sorted({self.cluster, *self.displaced.values()} - {told.cluster})) if others else ()

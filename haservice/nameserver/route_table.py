@@ -20,12 +20,12 @@ Pure: the clock is handed in, a channel is any hashable object.  One thread owns
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from haservice.bounds import EPOCH_JUMP_MAX, QUEUES_MAX
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import KnownEpoch, KnownEpochs
-from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
+from haservice.nameserver.registration import BrokerAnnouncement, Master, NamedBroker, Registered
 from haservice.nameserver.topic_queues import QueuesOfTopic, TopicQueues, name_fault
 from haservice.remoting.bodies.clients import (
     MASTER_ID,
@@ -44,14 +44,6 @@ PERM_WRITE = 2
 BROKERS_MAX = 10_000
 QUEUE_ENTRIES_MAX = 500_000  # topics × broker names
 FILTER_SERVERS_MAX = 100
-
-
-@dataclass(slots=True)
-class _Broker:
-    cluster: str
-    addrs: dict[int, str] = field(default_factory=dict)
-    displaced: dict[str, str] = field(default_factory=dict)
-    """Live masters whose id another one has taken: address → cluster."""
 
 
 @dataclass(slots=True)
@@ -83,7 +75,7 @@ class RouteTable:
         self._brokers_max = brokers_max
         self._queue_entries_max = queue_entries_max
         self._queues = TopicQueues()
-        self._brokers: dict[str, _Broker] = {}
+        self._brokers: dict[str, NamedBroker] = {}
         self._live: dict[str, _Live] = {}
         self._channels: dict[Hashable, set[str]] = {}
         # In the order of the last word.
@@ -136,12 +128,13 @@ class RouteTable:
             # Ours: a renamed broker leaves its old name; RocketMQ would keep that until a restart.
             self._remove(told.addr)
             before = None
-        broker = self._brokers.setdefault(told.broker_name, _Broker(told.cluster))
+        broker = self._brokers.setdefault(told.broker_name, NamedBroker(told.cluster))
         for other_id in [key for key, addr in broker.addrs.items() if addr == told.addr]:
             if other_id != told.broker_id:  # a slave that became the master keeps one id only
                 del broker.addrs[other_id]
         replaced = broker.addrs.get(told.broker_id)
         broker.displaced.pop(told.addr, None)
+        others = broker.clusters_beside(told)
         if told.broker_id == MASTER_ID:
             if replaced is not None and replaced != told.addr and replaced in self._live:
                 broker.displaced[replaced] = broker.cluster
@@ -158,7 +151,12 @@ class RouteTable:
         self._remember(epochs, told, elsewhere=before is not None and before.channel != channel)
         self._claim_ends(told.broker_name, broker)
         return Registered(
-            self._master_for(told, broker), replaced is None, replaced if moved else None, newer, learns
+            self._master_for(told, broker),
+            replaced is None,
+            replaced if moved else None,
+            newer,
+            learns,
+            others,
         )
 
     def learn(self, told: BrokerAnnouncement, channel: Hashable, topics: Mapping[str, QueuesOfTopic]) -> bool:
@@ -270,7 +268,8 @@ class RouteTable:
     def clusters(self) -> dict[str, list[str]]:
         clusters: dict[str, list[str]] = {}
         for name, broker in self._brokers.items():
-            clusters.setdefault(broker.cluster, []).append(name)
+            for cluster in {broker.cluster, *broker.displaced.values()}:
+                clusters.setdefault(cluster, []).append(name)
         return clusters
 
     def topics(self) -> list[str]:
@@ -386,7 +385,7 @@ class RouteTable:
         else:
             epochs.slave_told(told.addr, told.epoch)
 
-    def _claim_ends(self, broker_name: str, broker: _Broker) -> None:
+    def _claim_ends(self, broker_name: str, broker: NamedBroker) -> None:
         """Ends a claim that no registered broker tells of; a master that it kept out gets its place back.
 
         Ours: RocketMQ's gets it with its next registration, which brings its topics here, too.
@@ -451,7 +450,7 @@ class RouteTable:
         if live is not None:
             live.altered = True
 
-    def _master_for(self, told: BrokerAnnouncement, broker: _Broker) -> Master:
+    def _master_for(self, told: BrokerAnnouncement, broker: NamedBroker) -> Master:
         """Told to slaves only, and only while the master lives."""
         addr = broker.addrs.get(MASTER_ID)
         if told.broker_id == MASTER_ID or addr is None or addr not in self._live:
@@ -474,10 +473,11 @@ class RouteTable:
         broker = self._brokers.get(live.broker_name) if live is not None else None
         if live is None or broker is None:
             return
+        broker.displaced.pop(addr, None)
         for broker_id in [key for key, value in broker.addrs.items() if value == addr]:
             self._drop_id(live.broker_name, broker, broker_id)
 
-    def _drop_id(self, broker_name: str, broker: _Broker, broker_id: int) -> None:
+    def _drop_id(self, broker_name: str, broker: NamedBroker, broker_id: int) -> None:
         del broker.addrs[broker_id]
         self._claim_ends(broker_name, broker)
         if broker.addrs:
@@ -486,7 +486,7 @@ class RouteTable:
         self._queues.drop_name(broker_name)
 
 
-def _broker_data(name: str, broker: _Broker) -> BrokerData:
+def _broker_data(name: str, broker: NamedBroker) -> BrokerData:
     return BrokerData(cluster=broker.cluster, broker_name=name, broker_addrs=dict(broker.addrs))
 
 

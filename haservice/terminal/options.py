@@ -12,6 +12,7 @@ import click
 
 from commitlog.log.log import wall_clock_ms
 from haservice import __version__
+from haservice.configuration.texts import nameservers
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,8 +55,11 @@ def is_address(where: str | None) -> TypeGuard[str]:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """host:port;host:port, the form of namesrvAddr."""
-    found = tuple(address(part, "127.0.0.1:9876") for part in text.split(";") if part.strip())
+    """host:port;host:port, the form of namesrvAddr.  Raises click.BadParameter."""
+    try:
+        found = nameservers(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, for instance 127.0.0.1:9876") from None
     if not found:
         raise click.BadParameter("no address given")
     return found

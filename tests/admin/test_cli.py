@@ -269,6 +269,33 @@ def test_a_route_is_printed_as_stock_mqadmin_prints_it(serve: Serve) -> None:
     assert totals.split() == ["Total:", "2", "6", "7"]
 
 
+def test_an_order_configuration_that_is_malformed_or_names_unknown_brokers_is_refused(serve: Serve) -> None:
+    puts: list[str] = []
+
+    def put(request: RemotingCommand) -> RemotingCommand:
+        puts.append(request.ext["value"])
+        return request.answer()
+
+    info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: "h:1"})}, {"C": ("broker-a",)})
+    namesrv = serve(
+        {RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()), RequestCode.PUT_KV_CONFIG: put}
+    )
+    command = ("updateOrderConf", "-n", namesrv, "-m", "put", "-t", "T", "-v")
+    for conf, said in (
+        ("broker-a", "is not brokerName:num"),
+        ("broker-a:0", "is not brokerName:num"),
+        ("broker-a:99999", "1 to 65536 queues"),
+        ("broker-a:1;broker-a:2", "broker-a is named twice"),
+        (";", "which brokers?"),
+        ("broker-a:1;broker-b:2", "no broker has the name broker-b; the nameserver knows broker-a"),
+    ):
+        result = run(*command, conf)
+        assert result.exit_code != 0, conf
+        assert said in result.stderr
+    assert run(*command, "broker-a:4;").exit_code == 0
+    assert puts == ["broker-a:4"]
+
+
 def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:
     up = serve({RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"putTps": "1.0"}).encode())})
     down = f"127.0.0.1:{free_port_block(1)}"
@@ -388,6 +415,22 @@ def test_a_status_that_is_not_ok_is_shown_and_makes_the_exit_code_1(
     assert result.exit_code == 1
     assert status in result.output
     assert "told why" in result.output
+
+
+@pytest.mark.parametrize(
+    "command", [("sendMsgStatus", "-b", "broker-a", "-c"), ("checkMsgSendRT", "-t", "T", "-a")]
+)
+def test_a_probe_that_is_not_ok_has_its_reason_and_makes_the_exit_code_1(
+    serve: Serve, command: tuple[str, ...]
+) -> None:
+    sends = Sends(0, 0, int(ResponseCode.SERVICE_NOT_AVAILABLE))
+    broker = serve({RequestCode.SEND_MESSAGE_V2: sends})
+    namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(route(broker).encode())})
+    result = run(*command, "3", "-n", namesrv)
+    assert result.exit_code == 1
+    assert "SERVICE_NOT_AVAILABLE" in result.stdout
+    assert result.stderr == f"{broker}: SERVICE_NOT_AVAILABLE: told why\n"
+    assert run(*command, "3", "-n", namesrv).exit_code == 0
 
 
 @pytest.mark.parametrize("by_file", [False, True])

@@ -24,7 +24,7 @@ from haservice.remoting.bodies.admin import (
     QueueProgress,
     ResetOffsetBody,
 )
-from haservice.remoting.bodies.clients import MessageQueue, TopicList
+from haservice.remoting.bodies.clients import MessageQueue, TopicList, TopicStatsTable
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -301,6 +301,38 @@ def test_members_are_told_where_to_go_on(
     assert {"brokerName": Q, "offset": 0, "queueId": 1, "topic": "T"} in listed
     # The broker's own offsets change when the members commit.
     assert node.offsets.query("G", "T", 0) == 4
+
+
+def test_members_that_have_not_committed_are_told_where_to_go_on(
+    start: Start, client: BlockingClient, peers: Callable[[BrokerNode], Peer]
+) -> None:
+    node = start()
+    fill(client, node, 5, 3)
+    tool = peers(node)
+    assert reset(tool).remark == "THe consumer group <G> not exist"
+    join(peers(node), "c1")
+    assert [_table(reset(tool, -1))[MessageQueue("T", Q, queue_id)] for queue_id in range(2)] == [5, 3]
+
+
+def test_queues_that_are_only_read_count_too(
+    start: Start, client: BlockingClient, peers: Callable[[BrokerNode], Peer]
+) -> None:
+    node = start()
+    fill(client, node, 1, 2, 3, 4)
+    fewer = {"readQueueNums": 4, "writeQueueNums": 1, "defaultTopic": "TBW102", "perm": 6, "order": "false"}
+    fewer |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
+    assert ask(client, node, RequestCode.UPDATE_AND_CREATE_TOPIC, topic="T", **fewer).code == 0
+    commit(node, 1, 1, 1, 1)
+    tool = peers(node)
+    join(peers(node), "c1")
+    queues = [MessageQueue("T", Q, queue_id) for queue_id in range(4)]
+    stats = TopicStatsTable.decode(ask(client, node, RequestCode.GET_TOPIC_STATS_INFO, topic="T").body)
+    assert [stats.offset_table[queue].max_offset for queue in queues] == [1, 2, 3, 4]
+    listed = ask(client, node, RequestCode.GET_BROKER_CONSUME_STATS, isOrder="false")
+    assert ConsumeStatsList.decode(listed.body).total_diff == 6
+    assert [_table(reset(tool, -1))[queue] for queue in queues] == [1, 2, 3, 4]
+    spans = ask(client, node, RequestCode.QUERY_CONSUME_TIME_SPAN, topic="T", group="G")
+    assert len(ConsumeTimeSpans.decode(spans.body).consume_time_span_set) == 4
 
 
 def test_without_force_nobody_is_moved_forward(

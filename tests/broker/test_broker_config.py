@@ -243,6 +243,16 @@ def test_a_changed_permission_is_told_to_the_name_server(served: Served, client:
     wait_until(lambda: route_perm() == 6, "the route is as before")
 
 
+def test_blanks_and_tabs_behind_values_are_neither_refused_nor_stored(
+    served: Served, client: BlockingClient
+) -> None:
+    addr = addr_of(served.node)
+    assert update(client, addr, "fileReservedTime=71 \t\ntraceOn=false\t\nbrokerPermission=4\\t").code == 0
+    lines = served.file.read_text().splitlines()
+    assert {"fileReservedTime=71", "traceOn=false", "brokerPermission=4"} <= set(lines)
+    assert served.node.live.config.broker.permission == 4
+
+
 def test_creation_of_topics_and_groups_is_switched(served: Served, client: BlockingClient) -> None:
     addr = addr_of(served.node)
     assert update(client, addr, "autoCreateTopicEnable=false\nautoCreateSubscriptionGroup=false").code == 0
@@ -269,6 +279,7 @@ def test_sends_begin_when_they_are_said_to(served: Served, client: BlockingClien
         ("brokerConfigPath=/x", 16, "black list"),
         ("traceOn=perhaps", 1, "neither true nor false"),
         ("tracOn=true", 1, "nearest known key is traceOn"),
+        ("brokerPermission=1", 1, "neither 4 (clients may read) nor 2"),
         ("traceOn=false\n" + "x" * 70_000, 1, "bytes"),
         ("traceOn=\\u1", 1, "hexadecimal"),
     ],

@@ -497,3 +497,26 @@ def test_sql_is_refused_before_a_consumer_starts_and_when_it_pulls(reading_broke
     data = [{"topic": "T", "subString": "a > 1", "expressionType": "SQL92", "subVersion": 1}]
     caller.heartbeat("c1", {"G": {}}, subscriptionDataSet=data)
     assert caller.pull(0, sysFlag=0).code == 1
+
+
+def test_a_hundred_thousand_producer_groups_that_come_and_go_leave_nothing() -> None:
+    """Applications that make up a group for each run: some leave, some are cut off, some fall silent."""
+    told = Told()
+    table = told.table
+    for number in range(100_000):
+        peer = Peer()
+        table.heartbeat(
+            peer, HeartbeatData(f"c{number}", [ProducerData(f"g{number}")], []), now_s=number / 100
+        )
+        if number % 3 == 0:
+            table.unregister(peer, f"g{number}", None)
+        elif number % 3 == 1:
+            peer.close("the application ended")
+        if number % 20_000 == 0:
+            table.expire(number / 100)
+    table.expire(2000.0)
+    assert not table.producers
+    assert not table.consumers
+    table.expire(4000.0)
+    assert told.told == []
+    assert not [peer for peer, seen in table._connected.items() if seen.producing or seen.consuming]

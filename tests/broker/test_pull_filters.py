@@ -13,6 +13,7 @@ import pytest
 from commitlog.queues.readable_queue import Entry
 from commitlog.queues.writable_queue import ConsumeQueue
 from haservice.configuration.settings import BrokerRole
+from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
 from tests.support.reading_broker import Caller, ReadingBroker, bodies
@@ -180,6 +181,26 @@ def test_what_is_not_readable_yet_is_waited_for(reading_broker: Make) -> None:
 
 
 # Refused
+
+
+def test_what_follows_a_whole_expression_is_refused_unless_a_key_has_it_ignored(
+    broker: ReadingBroker,
+) -> None:
+    put(broker, 1, 6)
+    caller = broker.caller()
+    tail = {"expressionType": "SQL92", "subscription": "a > 5 LIKE 'x%'"}
+    refused = caller.pull(0, **tail)
+    assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "propertyFilterIgnoresTail=true" in (refused.remark or "")
+    subscribe(caller, tail["subscription"])
+    assert caller.pull(0, sysFlag=0, subVersion=1).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    with pytest.raises(RequestError, match="follows a whole expression"):
+        broker.message_filters.check("SQL92", tail["subscription"])
+    lax = dataclasses.replace(broker.config, property_filter_ignores_tail=True, enable_property_filter=True)
+    broker.message_filters.configure(lax)
+    broker.message_filters.check("SQL92", tail["subscription"])
+    assert bodies(caller.pull(0, **tail)) == [b"a6"]
+    assert bodies(caller.pull(0, sysFlag=0, subVersion=1)) == [b"a6"]
 
 
 def test_without_enable_property_filter_all_is_refused(reading_broker: Make) -> None:

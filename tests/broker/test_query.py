@@ -76,6 +76,20 @@ def test_messages_are_found_by_key_newest_first(reading_broker: Make) -> None:
     assert bodies(by_key(caller, "U2", maxNum="0", _UNIQUE_KEY_QUERY="true")) == [b"2"]
 
 
+def test_keys_of_the_same_hash_do_not_hide_each_other(reading_broker: Make) -> None:
+    """Java's hash: "Aa" and "BB" have the same."""
+    broker = reading_broker()
+    broker.put(b"wanted", keys="AaOrders")
+    for _ in range(700):
+        broker.put(b"x", keys="BBOrders")
+    broker.put(b"newest", keys="AaOrders")
+    broker.dispatch()
+    caller = broker.caller()
+    assert bodies(by_key(caller, "AaOrders", maxNum="64")) == [b"newest", b"wanted"]
+    assert bodies(by_key(caller, "AaOrders", maxNum="1")) == [b"newest"]
+    assert len(bodies(by_key(caller, "BBOrders"))) == 32
+
+
 @pytest.mark.parametrize("number", [100, 2**31 - 1])
 def test_a_query_is_answered_with_so_many_at_most(reading_broker: Make, number: int) -> None:
     broker = reading_broker()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +45,17 @@ SLAVE = Identity("C", "broker-a", 1, "127.0.0.1:10921", "127.0.0.1:10922")
 class Registered:
     """One registration, with a client of its own."""
 
-    def __init__(self, directory: Path, identity: Identity, addrs: list[str], **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        identity: Identity,
+        addrs: list[str],
+        more_topics: Sequence[TopicConfig] = (),
+        **options: Any,
+    ) -> None:
         self.topics = TopicTable(BrokerConfig(broker_name="broker-a"), PersistedFile(directory / "t.json"))
+        for topic in more_topics:
+            self.topics.update(topic)
         self.masters: list[MasterAddresses] = []
         settings: dict[str, Any] = {"permission": 6, "period_s": 3600, "timeout_s": 5, **options}
         self.registration = Registration(
@@ -194,11 +203,13 @@ def test_a_broker_that_may_not_be_written_registers_its_topics_so(
     register: Callable[..., Registered], start_namesrv: Callable[..., NameserverNode], client: BlockingClient
 ) -> None:
     addr = addr_of(start_namesrv())
-    registered = register(MASTER, [addr], permission=4)
+    more = [TopicConfig("WriteOnly", perm=2), TopicConfig("ReadOnly", perm=4)]
+    registered = register(MASTER, [addr], more_topics=more, permission=4)
     assert registered.registration.first_round.wait(10)
-    found = route(client, addr, "BenchmarkTest")
-    assert found is not None
-    assert found.queue_datas[0].perm == 4
+    for topic, perm in (("BenchmarkTest", 4), ("WriteOnly", 0), ("ReadOnly", 4)):
+        found = route(client, addr, topic)
+        assert found is not None
+        assert found.queue_datas[0].perm == perm
     assert registered.topics.get("BenchmarkTest").perm == 6  # type: ignore[union-attr]
 
 

@@ -12,6 +12,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from haservice.access.files import AclFiles
 from haservice.admin.cli import main as mqadmin
 from haservice.broker.acl.rights import CLIENT_CODES
 from haservice.broker.node import BrokerNode
@@ -150,6 +151,37 @@ def test_tools_change_accounts(node: BrokerNode, client: BlockingClient, acl_fil
     assert client.call(addr, delete).code == 0
     assert client.call(addr, signed(send_request("T"), "newcomers-key")).code == 1
     assert client.call(addr, delete).code == 210
+
+
+def test_permissions_that_are_set_to_nothing_are_taken_away(
+    node: BrokerNode, client: BlockingClient, acl_file: Path
+) -> None:
+    addr = node.config.broker_addr
+    put = {"accessKey": "newcomers-key", "secretKey": SECRET, "admin": "false"}
+    given = {
+        "topicPerms": "T=PUB",
+        "groupPerms": "G=SUB",
+        "defaultTopicPerm": "PUB",
+        "defaultGroupPerm": "SUB",
+    }
+
+    def codes() -> list[int]:
+        return [client.call(addr, signed(send_request(topic), "newcomers-key")).code for topic in ("T", "U")]
+
+    assert client.call(addr, admin(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, **put, **given)).code == 0
+    assert codes() == [0, 0]
+    assert client.call(addr, admin(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, **put)).code == 0
+    assert codes() == [0, 0], "what is not named stays"
+    nothing = dict.fromkeys(given, "")
+    assert client.call(addr, admin(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, **put, **nothing)).code == 0
+    assert codes() == [1, 1]
+    for written in ("[]", ""):
+        text = f"  - {{accessKey: newcomers-key, secretKey: {SECRET}, topicPerms: {written}, groupPerms: {written}}}\n"
+        acl_file.write_text(RULES + text)
+        rules = AclFiles(acl_file)
+        rules.load()
+        account = rules.rules.accounts["newcomers-key"]
+        assert not account.perms
 
 
 @pytest.mark.parametrize(

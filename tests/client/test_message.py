@@ -35,6 +35,13 @@ LIMITS = ProducerLimits()
         (Message("T", b"x", tags="a\n"), r"tags 'a\\n' of a message to topic T"),
         (Message("T", b"x", tags="a || b"), "Give one tag, without `||`"),
         (Message("T", b"x", properties={"a": "x" * 40000}), "above 32767"),
+        (Message("T", b"x", flag=2**31), "flag 2147483648: it does not fit the 32 bits"),
+        (Message("T", b"x", flag=-(2**31) - 1), "flag -2147483649: it does not fit"),
+        (Message("T", b"x", delay_level=2**31), "delay_level 2147483648: it does not fit"),
+        (Message("T", b"x", keys="k\udc80"), r"KEYS'='k\\udc80': no UTF-8"),
+        (Message("T", b"x", tags="\ud800"), "no UTF-8"),
+        (Message("T", b"x", properties={"a\ud800": "b"}), "no UTF-8"),
+        (Message("T\udc80", b"x"), "1 to 127"),
     ],
 )
 def test_what_no_broker_takes_is_not_sent(message: Message, says: str) -> None:

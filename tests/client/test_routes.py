@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from haservice.client import MessageQueue, RouteUnknown
@@ -65,6 +67,24 @@ def test_an_order_key_keeps_its_queue_while_a_master_is_away() -> None:
     both = of(2, a={0: X}, b={0: Y})
     without = of(2, a={0: X}, b={1: SLAVE})
     assert [both.queue_for(key) for key in range(8)] == [without.queue_for(key) for key in range(8)]
+
+
+def test_an_order_configuration_says_which_queues_have_the_order_keys() -> None:
+    """As Java's clients: its brokers in its order, whatever queues they have."""
+    data = dataclasses.replace(route(8, a={0: X}, b={0: Y}), order_topic_conf="b:1;a:1")
+    found = TopicRoute.of("T", data)
+    assert [(queue.broker_name, queue.queue_id) for queue in found.write_queues] == [("b", 0), ("a", 0)]
+    assert {found.queue_for(f"order-{number}") for number in range(40)} == set(found.write_queues)
+    assert len(found.read_queues) == 16
+
+
+@pytest.mark.parametrize(
+    "conf",
+    ["", ";", "b", "b:", "b:x", "b:-1", "b:0", ":2", "b:1;b:2", "b:65537", "b:1e9", "b:²", "b:1" + "0" * 99],
+)
+def test_a_malformed_order_configuration_counts_for_nothing(conf: str) -> None:
+    data = dataclasses.replace(route(4, b={0: Y}), order_topic_conf=conf)
+    assert len(TopicRoute.of("T", data).write_queues) == 4
 
 
 def test_a_topic_without_queues_to_write_to() -> None:

@@ -653,6 +653,28 @@ def test_the_message_nearest_to_a_time_is_found(tmp_path: Path) -> None:
     assert queue.offset_by_time(0, log) == queue.min_offset
 
 
+def test_a_time_is_a_boundary_of_the_messages_stored_from_then_on(tmp_path: Path) -> None:
+    clock_ms = 0
+    log = open_log(tmp_path / "log", clock_ms=lambda: clock_ms)  # type: ignore[arg-type]
+    queues = open_queues(tmp_path / "queues")
+    queue = queues.find_or_create("T", 0)
+    assert (queue.first_stored_at(5, log), queue.last_stored_at(5, log)) == (0, 0)
+    times = [1000, 1010, *[1020] * 11, 1030, 1030, 1040]
+    for number, clock_ms in enumerate(times):  # noqa: B007
+        done = log.append(message(b"x" * 300, "T", 0))
+        queue.append(done.physical_offset, done.end - done.physical_offset, 0, number)
+    queues.write([queue], clock_ms)
+    for at in range(995, 1050):
+        before, through = (sum(one < limit for one in times) for limit in (at, at + 1))
+        assert queue.first_stored_at(at, log) == before
+        assert queue.last_stored_at(at, log) == max(0, through - 1)
+    log.segments.drop_oldest()
+    queues.correct_min_offset(log.start)
+    assert queue.min_offset > 0
+    assert (queue.first_stored_at(0, log), queue.last_stored_at(0, log)) == (queue.min_offset, 0)
+    assert queue.first_stored_at(2000, log) == len(times)
+
+
 def test_a_unit_is_twenty_bytes() -> None:
     assert UNIT_BYTES == 20
 

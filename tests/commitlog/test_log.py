@@ -537,7 +537,7 @@ def filled(root: Path, segments: int) -> bytes:
 
 def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     filled(tmp_path, 2)
-    for name in ("notes.txt", "123", ".hidden"):
+    for name in ("notes.txt", "123", "00000000000000000000.bak"):
         path = tmp_path / "commitlog" / name
         path.write_bytes(b"")
         with pytest.raises(ForeignFile) as foreign:

@@ -37,6 +37,7 @@ from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.lineage import NewestEpochBody
 from haservice.remoting.server import Listener, RemotingServer
+from tests.admin.asking import run as mqadmin
 from tests.support.waiting import PATIENCE_S, wait_until
 
 V1 = DataVersion(counter=1, timestamp=1_700_000_000_000)
@@ -147,6 +148,19 @@ def test_a_stranger_with_a_number_beyond_belief_deposes_nobody(
     assert route_master(peer) == MASTER
     assert "newerEpoch" not in peer.register(epoch="3").ext
     assert "newerEpoch" not in peer.register(epoch="1000").ext
+
+
+def test_two_clusters_with_one_broker_name_are_told_and_checked(
+    node: NameserverNode, connect: Callable[[], Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect().register()
+    connect().register(brokerAddr="127.0.0.9:1", haServerAddr="127.0.0.9:2", clusterName="Other")
+    assert "two clusters have a broker of one name" in caplog.text
+    assert "name=broker-a addr=127.0.0.9:1 cluster=Other others=DefaultCluster" in caplog.text
+    result = mqadmin("check", "-n", f"127.0.0.1:{node.port}", "--timeout", "0.1")
+    assert result.exit_code == 2
+    assert "TWO CLUSTERS, " in result.stdout
+    assert "in clusters DefaultCluster and Other: clients find only one" in result.stdout
 
 
 def test_the_newest_epoch_of_a_name_is_told(peer: Peer) -> None:

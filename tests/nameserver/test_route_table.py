@@ -151,6 +151,19 @@ def test_a_name_moves_to_its_masters_cluster(table: RouteTable) -> None:
     assert table.clusters() == {"D": ["broker-a"]}
 
 
+def test_one_name_in_two_clusters_is_told_and_listed_with_both(table: RouteTable, clock: Clock) -> None:
+    assert table.register(master(), "m").other_clusters == ()
+    assert table.register(master(SLAVE, cluster="D"), "n").other_clusters == ("C",)
+    assert table.clusters() == {"C": ["broker-a"], "D": ["broker-a"]}
+    assert table.register(master(), "m").other_clusters == ("D",)
+    clock.now += 60
+    table.register(master(), "m")
+    clock.now += 100  # the other has stopped
+    table.expire()
+    assert table.register(master(), "m").other_clusters == ()
+    assert table.clusters() == {"C": ["broker-a"]}
+
+
 def test_two_names_share_a_topic(table: RouteTable) -> None:
     table.register(master(), "a")
     table.register(master(addr="10.0.0.9:10911", name="broker-b"), "b")

@@ -109,6 +109,7 @@ def test_topics_and_their_register_body() -> None:
     assert body.encode().startswith(b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":')
     assert RegisterBrokerBody.decode(body.encode()) == body
     assert {topic.perm for topic in TOPICS.with_perm(4).topic_config_table.values()} == {4}
+    assert {topic.perm for topic in TOPICS.with_perm(4).with_perm(2).topic_config_table.values()} == {0}
 
 
 def test_the_compressed_register_body() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import shutil
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -167,6 +170,35 @@ def test_what_cannot_be_served_is_refused_by_its_key(
 def test_a_certificate_and_key_that_are_not_a_pair_are_refused(certs: Certificates) -> None:
     with pytest.raises(ConfigError, match="no certificate with the key"):
         server_tls(config(certs, server_key=certs.client_key))
+
+
+def test_a_thousand_reloads_leave_no_file_open_and_no_context_behind(
+    certs: Certificates, tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    pairs = ((certs.server, certs.server_key), (certs.stranger, certs.stranger_key))
+    shutil.copy(pairs[0][0], cert)
+    shutil.copy(pairs[0][1], key)
+    tls = server_tls(config(certs, server_cert=cert, server_key=key))
+    assert tls is not None
+
+    def counts() -> tuple[int, int]:
+        gc.collect()
+        contexts = sum(isinstance(one, ssl.SSLContext) for one in gc.get_objects())
+        return len(list(Path("/proc/self/fd").iterdir())), contexts
+
+    before = counts()
+    for number in range(1, 1001):
+        for source, target in zip(pairs[number % 2], (cert, key), strict=True):
+            shutil.copy(source, target)
+            os.utime(target, (number, number))
+        tls.poll()
+        tls.poll()
+    files, contexts = counts()
+    assert files <= before[0]
+    assert contexts <= before[1] + 1
+    with serving(tls) as server:
+        assert echoes(server, client_tls(TRUSTING))
 
 
 def test_a_renewed_certificate_is_shown_to_the_next_client(certs: Certificates, tmp_path: Path) -> None:

@@ -167,10 +167,11 @@ def _account_fields(header: PutAclAccountHeader) -> dict[str, object]:
     if header.white_remote_address is not None:
         fields["whiteRemoteAddress"] = header.white_remote_address
     fields["admin"] = header.admin
-    if header.default_topic_perm:
-        fields["defaultTopicPerm"] = header.default_topic_perm
-    if header.default_group_perm:
-        fields["defaultGroupPerm"] = header.default_group_perm
+    # A permission that is set to nothing is taken away; one that is not named stays.
+    if header.default_topic_perm is not None:
+        fields["defaultTopicPerm"] = header.default_topic_perm or "DENY"
+    if header.default_group_perm is not None:
+        fields["defaultGroupPerm"] = header.default_group_perm or "DENY"
     for name, perms in (("topicPerms", header.topic_perms), ("groupPerms", header.group_perms)):
         if perms is not None:
             entries = _parts(perms)

@@ -153,7 +153,7 @@ class ConsumeStatsProcessor:
             for config in self._known(names, online.get(group)):
                 if ordered_only and not config.order:
                     continue
-                table = self._queues(group, config.topic_name, config.write_queue_nums)
+                table = self._queues(group, config.topic_name, config.queue_nums)
                 behind += sum(progress.lag for progress in table.values())
                 tps = self._traffic.consumed_per_second(config.topic_name, group)
                 stats.append(ConsumeStats(consume_tps=tps, offset_table=table))
@@ -180,7 +180,7 @@ class ConsumeStatsProcessor:
     def _spans(self, topic: TopicConfig, group: str) -> list[QueueTimeSpan]:
         view, name = self._view, topic.topic_name
         spans = []
-        for queue_id in range(topic.write_queue_nums):
+        for queue_id in range(topic.queue_nums):
             least, most = view.bounds(name, queue_id)
             consumed = self._offsets.query(group, name, queue_id) or 0
             first_ms = view.stored_ms(name, queue_id, least)

@@ -3,7 +3,8 @@
     14 QUERY_CONSUMER_OFFSET         22 if the group has none and must choose its start itself
     15 UPDATE_CONSUMER_OFFSET        any value is stored, while there is room; accepted on a slave too
     43 GET_ALL_CONSUMER_OFFSET       the table for slaves, whole or what changed: see offsets.copies
-    29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest index entry, not "the first not before"
+    29 SEARCH_OFFSET_BY_TIMESTAMP    the nearest message; with RocketMQ 5's boundaryType the first stored at or
+                                     after the time (LOWER), or the last at or before it (UPPER)
     30 GET_MAX_OFFSET  31 GET_MIN_OFFSET      0 for what does not exist
     32 GET_EARLIEST_MSG_STORETIME    -1 for an empty queue
 
@@ -45,6 +46,10 @@ class TimedQueue(Queue, Protocol):
     """A queue that can also be searched by time."""
 
     def offset_by_time(self, timestamp_ms: int, log: Log, /) -> int: ...
+
+    def first_stored_at(self, timestamp_ms: int, log: Log, /) -> int: ...
+
+    def last_stored_at(self, timestamp_ms: int, log: Log, /) -> int: ...
 
 
 class OffsetsProcessor:
@@ -153,12 +158,16 @@ class OffsetsProcessor:
         queue = self._find_queue(header.topic, header.queue_id)
         if queue is None:
             return command.answer(ext=OffsetResponseHeader(0).encode())
-        return asyncio.ensure_future(self._search(command, queue, header.timestamp))
+        return asyncio.ensure_future(self._search(command, queue, header))
 
     async def _search(
-        self, command: RemotingCommand, queue: TimedQueue, timestamp_ms: int
+        self, command: RemotingCommand, queue: TimedQueue, header: SearchOffsetHeader
     ) -> RemotingCommand:
-        offset: int = await self._offload(queue.offset_by_time, timestamp_ms, self._log)
+        find = queue.offset_by_time
+        if header.boundary_type is not None:
+            is_upper = header.boundary_type.upper() == "UPPER"
+            find = queue.last_stored_at if is_upper else queue.first_stored_at
+        offset: int = await self._offload(find, header.timestamp, self._log)
         return command.answer(ext=OffsetResponseHeader(offset).encode())
 
     def earliest(

@@ -81,10 +81,9 @@ class ResetOffsetsProcessor:
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
             )
         committed = [
-            self._offsets.query(header.group, header.topic, queue_id)
-            for queue_id in range(topic.write_queue_nums)
+            self._offsets.query(header.group, header.topic, queue_id) for queue_id in range(topic.queue_nums)
         ]
-        if all(offset is None for offset in committed):
+        if all(offset is None for offset in committed) and not self._members(header.group):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{header.group}> not exist")
         logger.info(
             "offsets are to be reset group=%s topic=%s timestamp=%d force=%s by=%s",
@@ -132,7 +131,7 @@ class ResetOffsetsProcessor:
             if header.timestamp == TO_THE_END:
                 target = view.end(name, queue_id)
             else:
-                target = view.offset_by_time(name, queue_id, header.timestamp)
+                target = view.first_stored_at(name, queue_id, header.timestamp)
             if current is not None and not header.is_force:
                 target = min(target, current)
             table[MessageQueue(name, self._broker_name, queue_id)] = target

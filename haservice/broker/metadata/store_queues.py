@@ -37,7 +37,7 @@ class Queue(Protocol):
 
     def read(self, queue_offset: int, count: int, /) -> list[Entry]: ...
 
-    def offset_by_time(self, timestamp_ms: int, log: Log, /) -> int: ...
+    def first_stored_at(self, timestamp_ms: int, log: Log, /) -> int: ...
 
 
 class Queues(Protocol):
@@ -72,10 +72,10 @@ class StoreQueues:
         time_ms = stored_ms(entries[0], self._log)
         return UNKNOWN_MS if time_ms is None else time_ms
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset nearest to a time, as request 29 finds it."""
+    def first_stored_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the first message stored at or after a time; the queue's end if all are older."""
         queue = self._queues.get(topic, queue_id)
-        return max(0, queue.offset_by_time(timestamp_ms, self._log)) if queue is not None else 0
+        return max(0, queue.first_stored_at(timestamp_ms, self._log)) if queue is not None else 0
 
     def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[Entry] | None:
         """Index entries from `offset` on; None if there is no such queue."""

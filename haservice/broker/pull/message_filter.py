@@ -37,11 +37,13 @@ class MessageFilters:
         self._clients = clients
         self._filters = filters
         self._enabled = config.enable_property_filter
+        self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
 
     def configure(self, config: BrokerConfig) -> None:
         """Takes the keys that may change while the broker runs."""
         self._enabled = config.enable_property_filter
+        self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
 
     def of(self, header: PullMessageHeader, group: GroupConfig) -> MessageFilter:
@@ -57,7 +59,16 @@ class MessageFilters:
         """Raises RequestError if such a subscription would be refused; for CHECK_CLIENT_CONFIG."""
         if expression_type not in (None, "", TAG):
             self._check_enabled(expression_type)
-            _compiled(expression_type, expression)
+            self._sound(_compiled(expression_type, expression))
+
+    def _sound(self, taken: SqlFilter) -> SqlFilter:
+        """Raises RequestError for an expression that is meant to go on behind its end."""
+        if taken.unread and not self._ignores_tail:
+            raise _unreadable(
+                f"{taken.unread[:100]!r} follows a whole expression and would decide nothing;"
+                " propertyFilterIgnoresTail=true takes it as RocketMQ does"
+            )
+        return taken
 
     def _of_request(self, header: PullMessageHeader) -> MessageFilter:
         expression, expression_type = header.subscription or "", header.expression_type or TAG
@@ -66,7 +77,7 @@ class MessageFilters:
                 raise _unreadable("it is empty")
             self._check_enabled(expression_type)
             # RocketMQ delivers everything if this expression does not compile.
-            return None, _selector(_compiled(expression_type, expression))
+            return None, _selector(self._sound(_compiled(expression_type, expression)))
         try:
             return tag_codes(expression), None
         except ExpressionFault as fault:
@@ -114,7 +125,7 @@ class MessageFilters:
                 f" the pull's {header.sub_version}; the next heartbeat brings it",
             )
         self._check_enabled(subscription.expression_type)
-        return None, None if found.compiled is None else _selector(found.compiled)
+        return None, None if found.compiled is None else _selector(self._sound(found.compiled))
 
     def _retried(self, group: str) -> Selector:
         find = self._filters.find

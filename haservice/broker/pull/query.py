@@ -9,7 +9,7 @@ The index has only hashes, and may be damaged: a record with another key is left
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from commitlog.errors import CommitLogError
@@ -31,6 +31,8 @@ from haservice.remoting.workers import Offload
 QUERY_MESSAGES_MAX = 64
 QUERY_BYTES_MAX = 8 * 1024 * 1024
 MENDING = "the index is damaged and being built again from the log: messages may be missing, ask again soon"
+# Other keys of the same hash are looked at, too, and count for nothing: so many messages at most.
+CANDIDATES_MAX = 8192
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
 
@@ -116,24 +118,37 @@ class QueryProcessor:
     def _find(self, header: QueryMessageHeader, count: int) -> tuple[list[int], bytes]:
         if self._index is None or count == 0:
             return [], b""
-        offsets = self._index.query(
-            header.topic, header.key, count, header.begin_timestamp, header.end_timestamp
-        )
-        floor = self._floor_of(header.topic)
-        offsets = [offset for offset in offsets if offset >= floor]
+        seen: list[int] = []
         records: list[bytes] = []
         size_bytes = 0
-        for offset in offsets:
+        for offset in self._candidates(header, count):
+            seen.append(offset)
             record = record_at(self._log, offset)
             if record is None or not self._is_meant(record, header.topic, header.key, offset):
                 if record is None:
                     self._suspect(header.topic, header.key, offset)
                 continue
-            if records and size_bytes + len(record) > QUERY_BYTES_MAX:
+            size_bytes += len(record)
+            if records and size_bytes > QUERY_BYTES_MAX:
                 break
             records.append(record)
-            size_bytes += len(record)
-        return offsets, b"".join(records)
+            if len(records) == count:
+                break
+        return seen, b"".join(records)
+
+    def _candidates(self, header: QueryMessageHeader, count: int) -> Iterator[int]:
+        """What the index names, newest first and each once.  Asks it for more while more are wanted."""
+        assert self._index is not None
+        seen: set[int] = set()
+        floor = self._floor_of(header.topic)
+        begin_ms, end_ms = header.begin_timestamp, header.end_timestamp
+        while True:
+            found = self._index.query(header.topic, header.key, count, begin_ms, end_ms)
+            yield from (offset for offset in found if offset >= floor and offset not in seen)
+            if len(found) < count or count == CANDIDATES_MAX:
+                return
+            seen.update(found)
+            count = min(8 * count, CANDIDATES_MAX)
 
     def _is_meant(self, record: bytes, topic: str, key: str, offset: int) -> bool:
         """Whether the record has the key.  Without even a key of the same hash, the index is suspected."""

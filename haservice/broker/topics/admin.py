@@ -176,10 +176,10 @@ class TopicProcessor:
         return request.answer(body=TopicStatsTable(offset_table=table).encode())
 
     def _offsets(self, topic: TopicConfig) -> dict[MessageQueue, TopicOffset]:
-        """The offsets of each write queue; one that was never written to is empty.  In a work thread."""
+        """The offsets of each queue; one that was never written to is empty.  In a work thread."""
         table = {}
         name, view = topic.topic_name, self._view
-        for queue_id in range(topic.write_queue_nums):
+        for queue_id in range(topic.queue_nums):
             least, most = view.bounds(name, queue_id)
             updated_ms = max(0, view.stored_ms(name, queue_id, most - 1)) if most > least else 0
             table[MessageQueue(name, self._broker_name, queue_id)] = TopicOffset(

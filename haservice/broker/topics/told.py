@@ -156,7 +156,7 @@ class ToldTopics:
         return Telling(_empty(at), b"".join(parts), compressed=True, whole=True)
 
     def _perm(self) -> int | None:
-        """brokerPermission, if it lacks R or W: then every topic is told so."""
+        """brokerPermission, if it lacks R or W: then every topic is told without them."""
         both = PERM_READ | PERM_WRITE
         return None if self._permission() & both == both else self._permission()
 

@@ -247,8 +247,8 @@ class GroupCalls:
         return await self._offset(queue, RequestCode.GET_MAX_OFFSET)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Request 29: the offset of the message that was stored nearest to that time."""
-        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms)
+        """Request 29: the offset of the first message stored at that time or later, or the queue's end."""
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, timestamp_ms, SearchOffsetHeader.LOWER)
         code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
         answer = await self._call(queue.broker_name, code, header)
         return OffsetResponseHeader.decode(answer.ext).offset

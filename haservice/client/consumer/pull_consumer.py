@@ -25,7 +25,7 @@ from haservice.client.consumer.group import PULL, GroupMember, GroupMembership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
-from haservice.client.consumer.queues.offsets import begin_at
+from haservice.client.consumer.queues.offsets import begin_at, milliseconds
 from haservice.client.consumer.queues.polled_offsets import PolledOffsets
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
@@ -353,9 +353,8 @@ class AsyncPullConsumer:
         self.seek(queue, await self._calls.max_offset(queue))
 
     async def offset_for_timestamp(self, queue: MessageQueue, when: datetime | float) -> int:
-        """The offset of the message stored nearest to `when`, which may be in seconds since 1970."""
-        seconds = when.timestamp() if isinstance(when, datetime) else when
-        return await self._calls.offset_by_time(queue, int(seconds * 1000))
+        """Of the first message stored at `when`, in seconds since 1970, or later; the end if all are older."""
+        return await self._calls.offset_by_time(queue, milliseconds(when))
 
     def pause(self, queues: Collection[MessageQueue]) -> None:
         """Polls give no messages of these queues until `resume`."""

@@ -302,16 +302,13 @@ def _spans(
     end_ms: int | None,
     notes: Notes,
 ) -> list[QueueSpan]:
-    """Of each queue; one that nothing is known of is empty.
-
-    A search finds one message of that very millisecond, or the one next to it, on either side.
-    """
+    """Of each queue; one that nothing is known of is empty."""
     firsts = _offsets(admin, topic, queues, RequestCode.GET_MIN_OFFSET, None, notes)
     lasts = _offsets(admin, topic, queues, RequestCode.GET_MAX_OFFSET, None, notes)
     search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     begins, ends = firsts, lasts
     if begin_ms is not None:
-        begins = _offsets(admin, topic, queues, search, max(0, begin_ms - 1), notes)
+        begins = _offsets(admin, topic, queues, search, begin_ms, notes)
     if end_ms is not None:
         ends = _offsets(admin, topic, queues, search, end_ms, notes)
     spans = []
@@ -319,7 +316,7 @@ def _spans(
         if first is None or last is None or begin is None or end is None:
             spans.append(QueueSpan(queue, 0, 0, is_known=False))
         else:
-            spans.append(QueueSpan(queue, max(first, begin), min(last, end + 1)))
+            spans.append(QueueSpan(queue, max(first, begin), min(last, end)))
     return spans
 
 
@@ -335,7 +332,7 @@ def _offsets(
     for queue in queues:
         header: QueueHeader | SearchOffsetHeader = QueueHeader(topic, queue.queue_id)
         if when_ms is not None:
-            header = SearchOffsetHeader(topic, queue.queue_id, when_ms)
+            header = SearchOffsetHeader(topic, queue.queue_id, when_ms, SearchOffsetHeader.LOWER)
         calls.append(Call(queue.addr, code, header))
     answers = ask_many(admin, calls, notes)
     return [None if one is None else OffsetResponseHeader.decode(one.ext).offset for one in answers]

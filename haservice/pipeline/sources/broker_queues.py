@@ -98,8 +98,8 @@ class SourceTopics:
         return Span(low, given)
 
     def at_time(self, queue: SourceQueue, stored_ms: int) -> int:
-        """The offset nearest to a time."""
-        header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms)
+        """The offset of the first message stored at or after a time."""
+        header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms, SearchOffsetHeader.LOWER)
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     def _offset(self, queue: SourceQueue, code: RequestCode, header: QueueHeader | SearchOffsetHeader) -> int:

@@ -97,6 +97,11 @@ class TopicConfig(JSONBody):
     topic_sys_flag: int = 0
     order: bool = False
 
+    @property
+    def queue_nums(self) -> int:
+        """How many queues may have messages: one number was larger before the topic was changed."""
+        return max(self.read_queue_nums, self.write_queue_nums)
+
     def tree(self) -> dict[str, Any]:
         """Written out: a table may have a hundred thousand topics."""
         return {
@@ -124,9 +129,10 @@ class TopicConfigWrapper(JSONBody):
     floors: Mapping[str, Offset] | None = None
 
     def with_perm(self, perm: int) -> TopicConfigWrapper:
-        """The same table with every topic's permissions replaced by `perm`."""
+        """The same table with those of every topic's permissions that `perm` has, too."""
         table = {
-            name: dataclasses.replace(topic, perm=perm) for name, topic in self.topic_config_table.items()
+            name: dataclasses.replace(topic, perm=topic.perm & perm)
+            for name, topic in self.topic_config_table.items()
         }
         return TopicConfigWrapper(self.data_version, table, self.deleted_topics)
 

@@ -80,15 +80,18 @@ def body_crc32(data: bytes | memoryview) -> int:
 
 
 def plain_parts(topics: TopicConfigWrapper, perm: int | None = None) -> Iterator[bytes]:
-    """The JSON of a RegisterBrokerBody without filter servers; with `perm` instead of the topics' permissions."""
-    other = {} if perm is None else {"perm": perm}
+    """The JSON of a RegisterBrokerBody without filter servers; with `perm`, of the topics' permissions only those."""
+    mask = -1 if perm is None else perm
     empty = TopicConfigWrapper(topics.data_version, deleted_topics=topics.deleted_topics)
     # Names are quoted, so the first place of this text is the table's.
     before, _, after = RegisterBrokerBody(empty).encode().partition(b'"topicConfigTable":{}')
     yield before + b'"topicConfigTable":{'
     separator = b""
     for part in _batches(topics.topic_config_table):
-        yield separator + orjson.dumps({name: topic.tree() | other for name, topic in part})[1:-1]
+        yield (
+            separator
+            + orjson.dumps({name: topic.tree() | {"perm": topic.perm & mask} for name, topic in part})[1:-1]
+        )
         separator = b","
     yield b"}" + after
 
@@ -98,9 +101,10 @@ def compressible_parts(
 ) -> Iterator[bytes]:
     """What zlib compresses; `perm` as for plain_parts."""
     version = topics.data_version.encode()
+    mask = -1 if perm is None else perm
     yield _INT32.pack(len(version)) + version + _INT32.pack(len(topics.topic_config_table))
     for part in _batches(topics.topic_config_table):
-        yield b"".join([_line_of(topic, topic.perm if perm is None else perm) for _, topic in part])
+        yield b"".join([_line_of(topic, topic.perm & mask) for _, topic in part])
     filters = dumps(list(filter_servers))
     yield _INT32.pack(len(filters)) + filters
 

@@ -294,11 +294,13 @@ class UpdateConsumerOffsetHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class SearchOffsetHeader(ExtHeader):
-    """29; the timestamp is in milliseconds."""
+    """29; milliseconds.  RocketMQ 4.9 sends no boundary; 5.x UPPER, the last at or before then (else 0), or LOWER."""
 
+    LOWER: ClassVar[str] = "LOWER"  # the first at or after that time; else the queue's end
     topic: TopicName
     queue_id: I32
     timestamp: I64
+    boundary_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

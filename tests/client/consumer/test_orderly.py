@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections import defaultdict
 
+import pytest
+
 from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.push_consumer import AsyncPushConsumer
 from haservice.client.message import Received
@@ -104,6 +106,29 @@ def test_what_was_tried_too_often_is_a_dead_letter_and_the_queue_goes_on(cluster
     run(main())
     (dead,) = stored(node, "%DLQ%g")
     assert (dead.body, properties_of(dead)["RETRY_TOPIC"]) == (b"1", "Orders")
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_what_is_not_consumed_stays_at_its_own_broker(cluster: Cluster, orderly: bool) -> None:
+    """Retries and dead letters of one broker's messages never land on another, whose queues they would mix with."""
+    nodes = [
+        cluster.start(name, broker={"broker_name": name}, log={"message_delay_levels": "1s 1s 1s 1s"})
+        for name in ("a", "b")
+    ]
+    for number, node in enumerate(nodes):
+        cluster.fill(node, count=4, queues=4, first=4 * number)
+
+    def fail(message: Received) -> None:
+        raise RetryLater(delay_s=0.01)
+
+    async def main() -> None:
+        async with push(cluster, "g", Seen(fail), orderly=orderly, max_reconsume_times=1):
+            for node in nodes:
+                await until(lambda node=node: len(stored(node, "%DLQ%g")) >= 4, "its four are dead letters")
+
+    run(main())
+    dead = [{one.body for one in stored(node, "%DLQ%g")} for node in nodes]
+    assert dead == [{b"0", b"1", b"2", b"3"}, {b"4", b"5", b"6", b"7"}]
 
 
 def test_a_member_that_comes_gets_queues_when_the_calls_there_are_over(cluster: Cluster) -> None:

@@ -178,7 +178,7 @@ def moves_at(admin: MQAdmin, addr: str, group: str, topic: str, when_ms: int) ->
         if when_ms == END:
             offset = admin.offset(addr, RequestCode.GET_MAX_OFFSET, place)
         else:
-            search = SearchOffsetHeader(topic, queue.queue_id, when_ms)
+            search = SearchOffsetHeader(topic, queue.queue_id, when_ms, SearchOffsetHeader.LOWER)
             offset = admin.offset(addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
         yield OffsetMove(queue, progress, offset, is_first)
 

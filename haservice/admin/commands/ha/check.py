@@ -180,6 +180,12 @@ def judge(
         found = [
             _of_nobody(where or cluster or "brokers", Finding(Severity.CRITICAL, "NOT REGISTERED", text))
         ]
+    found += [
+        _of_nobody(name, Finding(Severity.CRITICAL, "TWO CLUSTERS", text))
+        for name, text in names.of_two_clusters().items()
+        if not found or name in {one.name for one in found}
+    ]
+    found.sort(key=lambda one: -one.state.rank)
     if names.silent:
         said = "; ".join(str(error) for error in names.silent.values())
         verdict = _of_nobody("nameservers", Finding(Severity.WARNING, "DOES NOT ANSWER", said))
@@ -237,6 +243,22 @@ class NameTables(NamedTuple):
         }
         # Nameservers may differ for a moment while roles change.
         return sorted({one.addr: one for one in sorted(listed, reverse=True)}.values())
+
+    def of_two_clusters(self) -> dict[str, str]:
+        """What is wrong with each broker name that a nameserver lists in several clusters."""
+        found: dict[str, str] = {}
+        for place, table in self.tables.items():
+            clusters: dict[str, list[str]] = {}
+            for cluster, names in table.cluster_addr_table.items():
+                for name in names:
+                    clusters.setdefault(name, []).append(cluster)
+            for name, several in clusters.items():
+                if len(several) > 1:
+                    found[name] = (
+                        f"{shown_addr(place)} knows it in clusters {and_text(sorted(several))}: clients find only one"
+                        " of these brokers; give one cluster's brokers another brokerName"
+                    )
+        return found
 
     def addrs(self) -> dict[str, frozenset[str]]:
         """By nameserver the addresses that it lists."""

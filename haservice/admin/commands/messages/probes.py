@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from haservice.remoting.client import RemotingClient
 from haservice.terminal.access import access
 from haservice.terminal.interrupt import run
 from haservice.terminal.options import command, format_option, namesrv_option, topic_option, truth_option
-from haservice.terminal.output import Column, Table, echo, echo_line, number, show, to_json_line
+from haservice.terminal.output import Column, Table, echo, echo_line, number, show, shown_addr, to_json_line
 
 PROBES = 100
 STATUS_PROBES = 50
@@ -83,7 +84,8 @@ def check_msg_send_rt(
 ) -> None:
     """Measures how long sends to a topic take.
 
-    One message after the other, over all its queues; they are real messages, and stay.
+    One message after the other, over all its queues; they are real messages, and stay.  If any is not SEND_OK, the
+    exit code is 1, and standard error has the reasons.
     """
     with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, topic, None, None)
@@ -93,6 +95,16 @@ def check_msg_send_rt(
         table.add(sent.queue.broker_name, sent.queue.queue_id, sent.status, ms)
     table.notes = [f"Avg RT: {mean_ms(results):.2f}"]
     show(table, output_format)
+    _end_if_failed(results)
+
+
+def _end_if_failed(results: Sequence[tuple[Sent, float]]) -> None:
+    """Exit code 1 unless all are SEND_OK; each reason once, on standard error."""
+    failed = [sent for sent, _ in results if sent.status != SEND_OK]
+    for status, remark, addr in sorted({(one.status, one.remark or "", one.queue.addr) for one in failed}):
+        echo(f"{shown_addr(addr)}: {status}{': ' if remark else ''}{remark}", err=True)
+    if failed:
+        sys.exit(1)
 
 
 @command("sendMsgStatus")
@@ -114,18 +126,22 @@ def check_msg_send_rt(
 def send_msg_status(namesrv: tuple[str, ...], name: str, size: int, count: int, output_format: str) -> None:
     """Sends messages to a broker, and shows each answer.
 
-    To the topic of the broker's own name, which every broker has.
+    To the topic of the broker's own name, which every broker has.  If any is not SEND_OK, the exit code is 1, and
+    standard error has the reasons.
     """
     with MQAdmin(namesrv) as admin:
         queues = writable_queues(admin, name, name, None)
-    for sent, ms in run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))[1:]:
+    results = run(_all(name, queues, [FIRST_BODY_BYTES] + [size] * count))
+    for sent, ms in results[1:]:
         if output_format == "json":
-            echo(to_json_line({"rtMs": ms, "sendStatus": sent.status, "msgId": sent.message_id}))
+            fields = {"rtMs": ms, "sendStatus": sent.status, "msgId": sent.message_id}
+            echo(to_json_line(fields if sent.remark is None else {**fields, "remark": sent.remark}))
         else:
             echo_line(
                 f"rt={ms:.2f}ms, SendResult=SendResult [sendStatus={sent.status}, "
                 f"offsetMsgId={sent.message_id}, queueId={sent.queue_id}, queueOffset={sent.queue_offset}]"
             )
+    _end_if_failed(results)
 
 
 @command("clusterRT")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from haservice.admin.calls import MQAdmin
 from haservice.admin.fanout import addrs_of, ask_each, say_failures, tell_each
+from haservice.client.routes import order_counts
 from haservice.errors import AnswerError, RemotingError
 from haservice.remoting.bodies.clients import MASTER_ID
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -105,9 +106,7 @@ def update_topic(
         if order:
             conf = {} if broker is None else order_conf(get_order_conf(admin, topic) or "")
             conf |= dict.fromkeys(names, write_queues)
-            put_order_conf(
-                admin, topic, ";".join(f"{name}:{queues}" for name, queues in sorted(conf.items()))
-            )
+            put_order_conf(admin, topic, conf_text(dict(sorted(conf.items()))))
     if output_format == "table":
         echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
 
@@ -259,8 +258,15 @@ def update_order_conf(
             if conf is None:
                 raise click.ClickException(f"topic {topic} has no order configuration; -m put makes one")
         elif method == "put":
-            if not conf or not order_conf(conf):
+            counts = order_conf(conf or "")
+            if not counts:
                 raise click.UsageError("which brokers?  Say -v brokerName1:num;brokerName2:num")
+            known = sorted({one.name for one in admin.brokers()})
+            if unknown := [name for name in counts if name not in known]:
+                raise click.ClickException(
+                    f"no broker has the name {', '.join(unknown)}; the nameserver knows {and_text(known)}"
+                )
+            conf = conf_text(counts)
             put_order_conf(admin, topic, conf)
         else:
             header = KVConfigHeader(ORDER_NAMESPACE, topic)
@@ -296,10 +302,11 @@ def put_order_conf(admin: MQAdmin, topic: str, conf: str) -> None:
 
 def order_conf(text: str) -> dict[str, int]:
     """Broker name → queues.  Raises click.BadParameter."""
-    found = {}
-    for part in filter(None, text.split(";")):
-        name, _, queues = part.partition(":")
-        if not name.strip() or not queues.strip().isdecimal():
-            raise click.BadParameter(f"{part} is not brokerName:num", param_hint="-v")
-        found[name.strip()] = int(queues)
-    return found
+    try:
+        return order_counts(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="-v") from None
+
+
+def conf_text(counts: Mapping[str, int]) -> str:
+    return ";".join(f"{name}:{count}" for name, count in counts.items())

@@ -33,9 +33,14 @@ class ConsumeFrom:
 
     @classmethod
     def at(cls, when: datetime | float) -> ConsumeFrom:
-        """Near the first message that was stored then; `when` may be in seconds since 1970."""
-        seconds = when.timestamp() if isinstance(when, datetime) else when
-        return cls("CONSUME_FROM_TIMESTAMP", int(seconds * 1000))
+        """The first message that was stored then or later; `when` may be in seconds since 1970."""
+        return cls("CONSUME_FROM_TIMESTAMP", milliseconds(when))
+
+
+def milliseconds(when: datetime | float) -> int:
+    """The millisecond that `when` lies in: a time of microseconds, or a float that is a little less, counts too."""
+    seconds = when.timestamp() if isinstance(when, datetime) else when
+    return round(seconds * 1_000_000) // 1000
 
 
 ConsumeFrom.LAST = ConsumeFrom("CONSUME_FROM_LAST_OFFSET")
