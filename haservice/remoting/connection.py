@@ -8,13 +8,15 @@
 Bytes that the dispatch's fast path takes never become frames.  Answers gathered while a read is handled go
 out when all its frames are handled; others go out once per turn of the loop.
 Bounds: the connection stops reading from a peer that does not read (`WRITE_BUFFER_BYTES_MAX`), or whose
-unanswered requests are too many (`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
+unanswered requests are too many (`UNANSWERED_MAX`), as those that wait for a work thread (`AWAITED_MAX`).
+owed.py bounds what is made for it, and all connections together.  All of this runs on the loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
@@ -24,6 +26,7 @@ from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
 from haservice.remoting.frame import Frame, FrameReader
+from haservice.remoting.owed import Unread
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,8 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
+# Of these, so many at most wait for a work thread to make their answers (owed.py).
+AWAITED_MAX = 1024
 
 # What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
 # for one that the processor answers itself: it answers sends of many connections in one turn, with one write
@@ -62,17 +67,27 @@ class Connection(asyncio.Protocol):
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
     `last_active` loop time of the last byte in either direction
+    `awaited`     requests whose answers wait for a work thread to make them (owed.py)
     """
 
     def __init__(
-        self, dispatch: Dispatch, reader: FrameReader, on_open: Callable[[Connection], None] | None = None
+        self,
+        dispatch: Dispatch,
+        reader: FrameReader,
+        on_open: Callable[[Connection], None] | None = None,
+        unread: Unread | None = None,
     ) -> None:
+        """`unread` counts what waits to be written, with all connections of its server."""
         self.peer = "?"
         self.peer_host = b""
         self.closed = False
         self.close_reason = ""
         self.on_close: list[Callable[[Connection], None]] = []
         self.last_active = 0.0
+        self.awaited = 0
+        self.blocked_since = math.inf
+        """Loop time since when the peer does not take what we write; infinite while it does."""
+        self._unread = unread or Unread()
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
@@ -86,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False  # the transport holds more than the bound
         self._held = False  # reading is paused
         self._backlog: list[Frame] = []  # frames of the last read that a bound kept from being handled
-        self._drained: list[asyncio.Future[None]] = []
+        self._drained: list[Callable[[], object]] = []
 
     def send(self, command: RemotingCommand) -> None:
         """Writes `command` with all else that goes out in this turn of the loop; dropped if the peer has
@@ -109,6 +124,7 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None and not self._transport.is_closing():
             self.last_active = self._loop.time()
             self._transport.write(answers)
+            self._unread.add(len(answers))
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
@@ -146,12 +162,32 @@ class Connection(asyncio.Protocol):
         """Whether the peer does not take what we write: produce nothing large for it now."""
         return self._write_blocked or self._out_bytes > WRITE_BUFFER_BYTES_MAX
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait to be written."""
+        transport = self._transport
+        return self._out_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
+
+    def when_writable(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` once, on the loop, when a connection that is congested no longer is, or has ended."""
+        self._drained.append(callback)
+
     async def writable(self) -> None:
         """Returns when the connection is no longer congested, or closed."""
         while self.congested and not self.closed:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._drained.append(waiter)
-            await waiter
+            writable = asyncio.Event()
+            self.when_writable(writable.set)
+            await writable.wait()
+
+    def deliver(self, future: asyncio.Future[RemotingCommand]) -> None:
+        """Gathers a later answer that is there now, not when the loop calls back: so `congested` is true at once."""
+        if future in self._unanswered:
+            self._on_future_done(future)
+
+    def go_on_soon(self) -> None:
+        """Fewer requests are `awaited`; reads on if that was why it stopped."""
+        if self._held and self.awaited == AWAITED_MAX // 2:
+            self._loop.call_soon(self._go_on)
 
     def close(self, reason: str) -> None:
         """Writes what was gathered, then ends the connection; may be called twice."""
@@ -202,10 +238,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_blocked = True
+        self.blocked_since = self._loop.time()
         self._hold()
 
     def resume_writing(self) -> None:
         self._write_blocked = False
+        self.blocked_since = math.inf
         self.last_active = self._loop.time()
         self._wake_writers()
         self._go_on()
@@ -257,7 +295,7 @@ class Connection(asyncio.Protocol):
                     run.append(command)
                     continue
                 self._process(command)
-                if self._out_bytes > WRITE_BUFFER_BYTES_MAX or len(self._unanswered) >= UNANSWERED_MAX:
+                if self._out_bytes > WRITE_BUFFER_BYTES_MAX or self._asks_too_much:
                     break
         except ProtocolError as error:
             done = len(frames)
@@ -269,7 +307,7 @@ class Connection(asyncio.Protocol):
         self._flush()
         if self._reader.error is not None and not self._backlog:
             self._on_protocol_error(self._reader.error)
-        elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
+        elif self._backlog or self._asks_too_much:
             self._hold()
             self._loop.call_soon(self._go_on)
 
@@ -308,7 +346,10 @@ class Connection(asyncio.Protocol):
             return
         future = asyncio.ensure_future(outcome)
         self._unanswered[future] = request
-        future.add_done_callback(self._on_future_done)
+        if future.done():
+            self._on_future_done(future)
+        else:
+            future.add_done_callback(self._on_future_done)
 
     def _on_future_done(self, future: asyncio.Future[RemotingCommand]) -> None:
         """A later answer is there."""
@@ -317,7 +358,7 @@ class Connection(asyncio.Protocol):
             error: BaseException | None = RequestError(ResponseCode.SYSTEM_ERROR, "the request was given up")
         else:
             error = future.exception()
-        if request is None:  # the connection ended first
+        if request is None:  # the connection ended first, or this answer was delivered
             return
         if not request.flag & 2:
             if error is None:
@@ -360,6 +401,10 @@ class Connection(asyncio.Protocol):
 
     # Out, and the bounds
 
+    @property
+    def _asks_too_much(self) -> bool:
+        return len(self._unanswered) >= UNANSWERED_MAX or self.awaited >= AWAITED_MAX
+
     def _gather(self, command: RemotingCommand) -> None:
         head = encode_head(command)
         body = command.body
@@ -386,6 +431,7 @@ class Connection(asyncio.Protocol):
             transport.writelines(out)
         else:
             transport.write(b"".join(out))
+        self._unread.add(size)
         if self._drained and not self._write_blocked:
             # What was gathered counted as congestion, but the socket took it.
             self._wake_writers()
@@ -399,7 +445,7 @@ class Connection(asyncio.Protocol):
         """Handles the frames in the backlog, and reads again, as soon as every bound allows it."""
         if not self._held or self.close_reason or self._transport is None:
             return
-        if self._write_blocked or len(self._unanswered) >= UNANSWERED_MAX:
+        if self._write_blocked or self._asks_too_much:
             return
         self._held = False
         backlog, self._backlog = self._backlog, []
@@ -411,8 +457,7 @@ class Connection(asyncio.Protocol):
     def _wake_writers(self) -> None:
         waiters, self._drained = self._drained, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            self._loop.call_soon(waiter)
 
 
 def _name_peer(address: Any) -> tuple[str, bytes]:

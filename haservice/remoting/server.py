@@ -31,6 +31,7 @@ from haservice.remoting.connection import Connection, Outcome, Processor
 from haservice.remoting.dispatch import BatchProcessor, Dispatch, Guard
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import run_loop
+from haservice.remoting.owed import ANSWER_BYTES, UNREAD_BYTES_MAX, AnswerTurns, Unread
 from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
 from haservice.service import OnFailure, Service
@@ -94,6 +95,7 @@ class RemotingServer:
         on_close: Callable[[Connection], None] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         on_failure: OnFailure | None = None,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
     ) -> None:
         self._listeners = tuple(listeners)
         self._idle_seconds = idle_seconds
@@ -108,6 +110,8 @@ class RemotingServer:
         self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0
         self._pool = WorkPool("remoting-work", WORK_THREADS)
+        self._unread = Unread(unread_bytes_max)
+        self._turns = AnswerTurns(self._pool.submit, self._unread)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -161,6 +165,12 @@ class RemotingServer:
         wait.
         """
         return self._pool.submit(function, *args)
+
+    def make(
+        self, connection: Connection, function: Callable[..., T], /, *args: Any, size: int = ANSWER_BYTES
+    ) -> asyncio.Future[T]:
+        """As offload(), for what makes a large answer to `connection`: in its turn, while the peer reads (owed.py)."""
+        return self._turns.make(connection, function, *args, size=size)
 
     def offload_quietly(self, function: Callable[[], object]) -> None:
         """As offload(), for what is done again soon: not at all while too many wait, and an error goes to the log."""
@@ -223,10 +233,11 @@ class RemotingServer:
         self._schedule_sweep()
 
     def _make_connection(self, dispatch: Dispatch) -> Connection:
-        return Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open)
+        return Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open, self._unread)
 
     def _on_open(self, connection: Connection) -> None:
         self._connections.add(connection)
+        self._unread.connections.add(connection)
         connection.on_close.append(self._on_close)
         logger.debug("connection opened peer=%s", connection.peer)
         if self._opened is not None:
@@ -234,6 +245,7 @@ class RemotingServer:
 
     def _on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._unread.connections.discard(connection)
         if self._closed is not None:
             self._closed(connection)
 

@@ -214,11 +214,11 @@ class ReadingBroker:
             PullProcessor(
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
-                barrier=self.barrier, offload=self._offload, on_offset_moved=self.moved.append,
+                barrier=self.barrier, offload=self._offload, make=self._make, on_offset_moved=self.moved.append,
                 mend=self.store.mender.mend,
             ),
             ClientConfigProcessor(self.message_filters),
-            OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
+            OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload, self._make),
             HeartbeatProcessor(
                 self.clients, self.groups, self.topics, creates_topics=not role.is_slave,
                 clock_s=lambda: self.now_s,
@@ -228,7 +228,7 @@ class ReadingBroker:
             QueryProcessor(
                 self.log,
                 self.store.index,
-                self._offload,
+                self._make,
                 MessageRights(None, self.clients),
                 suspect=self.store.index_mender.suspect,
             ),
@@ -250,6 +250,12 @@ class ReadingBroker:
     def _offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         self.offloaded += 1
         return self.server.offload(function, *args)
+
+    def _make(
+        self, connection: Connection, function: Callable[..., Any], *args: Any, **size: int
+    ) -> asyncio.Future[Any]:
+        self.offloaded += 1
+        return self.server.make(connection, function, *args, **size)
 
     def caller(self) -> Caller:
         self._callers.append(Caller(self))

@@ -5,6 +5,7 @@ A pull that finds nothing new is held under its (topic, queue) until one of thes
     arrival     the dispatcher has indexed a message that the pull's filter lets through
     mark        the high-water mark has moved, for pulls that wait below the queue's end
     deadline    its time is up; it is then answered "nothing new"
+    writable    its peer takes what we write again; until then it waits, its deadline past or not
     close       its connection ended; it is dropped
     stop        the broker ends; it is refused, and so are those that come after
 
@@ -52,6 +53,11 @@ class PullingPeer(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def congested(self) -> bool: ...
+
+    def when_writable(self, callback: Callable[[], object]) -> None: ...
+
     on_close: Any
 
 
@@ -72,7 +78,7 @@ class HeldPull:
     Nothing that a held pull refers to refers to it: it is freed when it is let go, without the collector.
     """
 
-    __slots__ = ("below_mark", "codes", "connection", "key", "tick", "wanted")
+    __slots__ = ("below_mark", "codes", "connection", "key", "overdue", "tick", "wanted")
 
     def __init__(self, connection: PullingPeer, key: QueueKey, wanted: int, codes: TagCodes) -> None:
         self.connection = connection
@@ -80,6 +86,7 @@ class HeldPull:
         self.wanted = wanted
         self.codes = codes
         self.below_mark = False
+        self.overdue = False
         self.tick = 0
 
     def attempt(self, final: bool) -> bool:
@@ -111,6 +118,8 @@ class LongPolling:
         self._queues: dict[QueueKey, set[HeldPull]] = {}
         self._connections: dict[PullingPeer, set[HeldPull]] = {}
         self._below_mark: set[HeldPull] = set()
+        # Their peers do not read; they will say when they do.
+        self._congested: set[PullingPeer] = set()
         # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
         self._ticks: dict[int, set[HeldPull]] = {}
         self._order: list[int] = []
@@ -166,9 +175,9 @@ class LongPolling:
             due = self._ticks[self._order[0]]
             while due and attempts < ATTEMPTS_AT_ONCE:
                 pull = due.pop()
-                if self._remove(pull):
-                    pull.attempt(True)
-                    attempts += 1
+                pull.overdue = True
+                self._wake(pull)
+                attempts += 1
             if not due:
                 del self._ticks[heapq.heappop(self._order)]
         self._arm()
@@ -233,6 +242,13 @@ class LongPolling:
             self._timers.call_at(self._timers.time(), partial(self._wake_some, pulls))
 
     def _wake(self, pull: HeldPull) -> None:
+        if pull.connection.congested:
+            self._await_writable(pull.connection)
+            return
+        if pull.overdue:
+            if self._remove(pull):
+                pull.attempt(True)
+            return
         done = pull.attempt(False)
         if not done and pull.below_mark and pull not in self._below_mark:
             # Stored first, checked then: the mark may have moved since the last look.
@@ -242,6 +258,17 @@ class LongPolling:
             self._remove(pull)
         elif not pull.below_mark:
             self._below_mark.discard(pull)
+
+    def _await_writable(self, connection: PullingPeer) -> None:
+        """An answer might be large, and the peer has not read the last ones."""
+        if connection not in self._congested:
+            self._congested.add(connection)
+            connection.when_writable(partial(self._writable, connection))
+
+    def _writable(self, connection: PullingPeer) -> None:
+        self._congested.discard(connection)
+        if not connection.closed:
+            self._wake_some(iter(list(self._connections.get(connection, ()))))
 
     def _insert(self, pull: HeldPull, expires_at: float) -> None:
         self._count += 1

@@ -58,6 +58,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import PullMessageHeader
 from haservice.remoting.headers.pull_texts import pull_answer, read_pull
+from haservice.remoting.owed import Make, pass_on
 from haservice.remoting.server import Processor
 from haservice.remoting.workers import Offload
 
@@ -105,6 +106,7 @@ class PullProcessor:
         barrier: DispatchBarrier,
         stats: Stats,
         offload: Offload,
+        make: Make,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
         recipients: Recipients | None = None,
@@ -123,6 +125,7 @@ class PullProcessor:
         self._barrier = barrier
         self._stats = stats
         self._offload = offload
+        self._make = make
         self._on_offset_moved = on_offset_moved
         self._mend = mend
         self._is_slave = config.role.is_slave
@@ -215,7 +218,7 @@ class PullProcessor:
 
     async def _selected(self, pull: _Pull) -> RemotingCommand:
         pull.may_await_dispatch = False
-        outcome = self._answer(pull, await self._offload(self._select, pull))
+        outcome = self._answer(pull, await self._make(pull.connection, self._select, pull))
         return outcome if isinstance(outcome, RemotingCommand) else await outcome
 
     # Answering
@@ -254,7 +257,7 @@ class PullProcessor:
     async def _later(self, pull: _Pull, look: PullLook, decision: Decision) -> RemotingCommand:
         """Awaits what the decision asks for, and decides again."""
         if decision is PullStep.READ:
-            look = await self._offload(self._load, look.scan)
+            look = await self._make(pull.connection, self._load, look.scan)
         elif isinstance(decision, Mend):
             pull.mended, error = True, decision.error
             if await self._offload(self._mend, error.topic, error.queue_id, error.queue_offset):
@@ -336,8 +339,9 @@ class PullProcessor:
             answer = command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if isinstance(answer, RemotingCommand):
             future.set_result(answer)
+            first.connection.deliver(future)
         else:
-            asyncio.ensure_future(answer).add_done_callback(partial(_pass_on, future))
+            asyncio.ensure_future(answer).add_done_callback(partial(pass_on, future))
         return True
 
 
@@ -376,14 +380,3 @@ def keeps_offset(config: BrokerConfig) -> bool:
 
 def _rules_of(config: BrokerConfig) -> PullRules:
     return PullRules(config.slave_read_enable, keeps_offset(config))
-
-
-def _pass_on(future: asyncio.Future[RemotingCommand], done: asyncio.Future[RemotingCommand]) -> None:
-    if future.done():
-        return
-    if done.cancelled():
-        future.cancel()
-    elif (error := done.exception()) is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(done.result())
