@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from commitlog.queues.readable_queue import Entry
 from commitlog.queues.writable_queue import ConsumeQueue
+from haservice.broker.pull import consumer_filters
+from haservice.broker.pull.sql_filter import SqlFilter, compile_filter
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import RemotingCommand
@@ -260,3 +263,80 @@ def test_a_slave_filters_alike(reading_broker: Make) -> None:
     broker = reading_broker(role=BrokerRole.SLAVE, enable_property_filter=True)
     put(broker, 1, 6)
     assert bodies(broker.caller().pull(0, **SQL)) == [b"a6"]
+
+
+def long_expression(number: int = 0) -> str:
+    """One that takes a while to compile, and takes `a > 5` messages."""
+    return f"a > 5 AND b{number} IS NULL AND (" + " OR ".join(f"c{part} IS NULL" for part in range(500)) + ")"
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(expression, thread) of each that is compiled from now on."""
+    compiled: list[tuple[str, str]] = []
+
+    def compile_it(expression: str) -> SqlFilter:
+        compiled.append((expression, threading.current_thread().name))
+        return compile_filter(expression)
+
+    monkeypatch.setattr(consumer_filters, "compile_filter", compile_it)
+    return compiled
+
+
+def test_nothing_is_compiled_while_filters_are_off(
+    reading_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    broker = reading_broker()
+    put(broker, 1, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5 AND off IS NULL")
+    assert (caller.pull(0, sysFlag=0, subVersion=1).code, compiled) == (1, [])
+
+
+def test_the_last_subscription_of_a_topic_is_compiled_and_no_other(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    subscriptions = [
+        {
+            "topic": "T",
+            "subString": f"a > {number} AND last IS NULL",
+            "expressionType": "SQL92",
+            "subVersion": number,
+        }
+        for number in range(1, 5)
+    ]
+    broker.caller().heartbeat("c1", {"G": {}}, subscriptionDataSet=subscriptions)
+    assert [expression for expression, _ in compiled] == ["a > 4 AND last IS NULL"]
+
+
+def test_a_long_expression_is_compiled_by_a_work_thread(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    put(broker, 1, 6)
+    caller = broker.caller()
+    subscribe(caller, long_expression(1))
+    assert bodies(caller.pull(0, sysFlag=0, subVersion=1)) == [b"a6"]
+    assert bodies(caller.pull(0, expressionType="SQL92", subscription=long_expression(2))) == [b"a6"]
+    assert check(caller, long_expression(3)).code == 0
+    assert [thread.startswith("remoting-work") for _, thread in compiled] == [True] * 3
+    subscribe(broker.caller(), long_expression(1), version=2)
+    assert len(compiled) == 3
+
+
+def test_a_connection_may_bring_so_much_to_be_compiled(broker: ReadingBroker) -> None:
+    caller = broker.caller()
+    for number in range(200):
+        answer = caller.heartbeat("c1", {f"G{number}": {}}, subscriptionDataSet=[
+            {"topic": "T", "subString": long_expression(number + 10), "expressionType": "SQL92", "subVersion": 1}
+        ])  # fmt: skip
+        if answer.code:
+            break
+    assert 20 < number < 199
+    assert "a connection may bring 262144, and 4096 more each second" in (answer.remark or "")
+    broker.now_s += 60
+    assert not broker.caller().heartbeat("c2", {"G": {}}).code
+    assert not caller.heartbeat("c1", {"Again": {}}, subscriptionDataSet=[
+        {"topic": "T", "subString": long_expression(999), "expressionType": "SQL92", "subVersion": 1}
+    ]).code  # fmt: skip

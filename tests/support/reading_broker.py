@@ -217,10 +217,10 @@ class ReadingBroker:
                 barrier=self.barrier, offload=self._offload, make=self._make, on_offset_moved=self.moved.append,
                 mend=self.store.mender.mend,
             ),
-            ClientConfigProcessor(self.message_filters),
+            ClientConfigProcessor(self.message_filters, self._make),
             OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload, self._make),
             HeartbeatProcessor(
-                self.clients, self.groups, self.topics, creates_topics=not role.is_slave,
+                self.clients, self.groups, self.topics, self.filters, self._make, creates_topics=not role.is_slave,
                 clock_s=lambda: self.now_s,
             ),
             GroupsProcessor(self.groups, self.offsets, self._offload, is_slave=role.is_slave),

@@ -27,6 +27,7 @@ from haservice.broker.acl.recipients import Recipients
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.pull.consumer_filters import compile_all, expressions
 from haservice.broker.pull.decision import (
     Damaged,
     Decision,
@@ -42,11 +43,11 @@ from haservice.broker.pull.decision import (
     suggested,
 )
 from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
-from haservice.broker.pull.message_filter import MessageFilters
+from haservice.broker.pull.message_filter import FLAG_SUBSCRIPTION, MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
 from haservice.broker.pull.read_result import SCAN_ENTRIES_MAX, PullStatus, Scan
 from haservice.broker.pull.reader import WARN_AGAIN_S, PullReader, Selector
-from haservice.broker.pull.tag_filter import TagCodes
+from haservice.broker.pull.tag_filter import SQL92, TagCodes
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.readable import Topics
 from haservice.broker.topics.table import PERM_READ
@@ -142,6 +143,21 @@ class PullProcessor:
 
     def pull(self, connection: Connection, command: RemotingCommand) -> Answer:
         header = read_pull(command.ext)
+        if header.expression_type == SQL92 and header.sys_flag & FLAG_SUBSCRIPTION:
+            slow = self._filters.slow(SQL92, header.subscription)
+            if slow:
+                return self._compiled(connection, command, header, slow)
+        return self._pulled(connection, command, header)
+
+    async def _compiled(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageHeader, slow: list[str]
+    ) -> RemotingCommand:
+        """As pull(), once a work thread has compiled the expression that the pull brings."""
+        expressions.keep(await self._make(connection, compile_all, slow))
+        outcome = self._pulled(connection, command, header)
+        return outcome if isinstance(outcome, RemotingCommand) else await outcome
+
+    def _pulled(self, connection: Connection, command: RemotingCommand, header: PullMessageHeader) -> Answer:
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             where = header.consumer_group, header.topic, header.queue_id
