@@ -203,6 +203,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         parts.stats,
         offload,
         make,
+        parts.server.offload_aside,
         None
         if parts.is_slave
         else OffsetMovedEvents(counted_log.append, broker.broker_name, parts.store_host),

@@ -2,6 +2,7 @@
 
     remoting-loop     accepts, reads, handles and writes for all connections of all listeners
     remoting-work_N   run what may block (a cold read, an admin dump), handed over with `offload`
+    remoting-aside_0  runs what computes much, handed over with `offload_aside`
 
 `start` returns when every port is bound, or raises an error that names the one that is not.  `stop` closes
 the listeners, lets pending answers go out, ends the connections, then the loop.
@@ -110,6 +111,7 @@ class RemotingServer:
         self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0
         self._pool = WorkPool("remoting-work", WORK_THREADS)
+        self._aside = WorkPool("remoting-aside", 1)
         self._unread = Unread(unread_bytes_max)
         self._turns = AnswerTurns(self._pool.submit, self._unread)
 
@@ -158,7 +160,8 @@ class RemotingServer:
             except (TimeoutError, concurrent.futures.CancelledError):
                 logger.error("connections did not close in time left=%s", len(self._connections))
         stopped = self._service.stop(left if left.remaining > 0 else Deadline(1.0))
-        return self._pool.stop(left) and stopped
+        aside = self._aside.stop(left)
+        return self._pool.stop(left) and aside and stopped
 
     def offload(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Runs `function` in the pool; loop thread only.  Raises RequestError(SYSTEM_BUSY) when too many
@@ -171,6 +174,10 @@ class RemotingServer:
     ) -> asyncio.Future[T]:
         """As offload(), for what makes a large answer to `connection`: in its turn, while the peer reads (owed.py)."""
         return self._turns.make(connection, function, *args, size=size)
+
+    def offload_aside(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """As offload(), in a thread of its own: for what computes much, and nobody waits for."""
+        return self._aside.submit(function, *args)
 
     def offload_quietly(self, function: Callable[[], object]) -> None:
         """As offload(), for what is done again soon: not at all while too many wait, and an error goes to the log."""

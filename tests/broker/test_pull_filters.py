@@ -13,7 +13,7 @@ import pytest
 
 from commitlog.queues.readable_queue import Entry
 from commitlog.queues.writable_queue import ConsumeQueue
-from haservice.broker.pull import consumer_filters
+from haservice.broker.pull import consumer_filters, judging
 from haservice.broker.pull.sql_filter import SqlFilter, compile_filter
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.codes import ResponseCode
@@ -144,14 +144,93 @@ def test_a_held_pull_that_saw_nothing_it_wants_goes_on_behind_that(broker: Readi
     assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "3")
 
 
-def test_more_than_a_few_arrivals_are_a_work_threads(broker: ReadingBroker) -> None:
+def test_a_held_pull_passes_over_many_that_come_at_once(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "MESSAGES_MAX", 7)
     put(broker, 6)
     caller = broker.caller()
     future = held(broker, caller, 1, **SQL)
     put(broker, *([1] * 100), 7)
     answer = future.result(10)
-    assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "33")
-    assert bodies(caller.pull(33, **SQL)) == [b"a7"]
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a7"], "102")
+
+
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(expression, thread) of each message that is tried from now on."""
+    seen: list[tuple[str, str]] = []
+    matches = SqlFilter.matches
+
+    def match(self: SqlFilter, properties: Callable[[str], str | None]) -> bool:
+        seen.append((self.expression, threading.current_thread().name))
+        return matches(self, properties)
+
+    monkeypatch.setattr(SqlFilter, "matches", match)
+    return seen
+
+
+def test_each_expression_is_tried_once_a_message_however_many_pulls_wait_for_it(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(broker, 6)
+    callers = [broker.caller() for _ in range(3)]
+    pulls = [caller.begin_pull(1, sysFlag=6, **SQL) for caller in callers for _ in range(20)]
+    other = callers[0].begin_pull(1, sysFlag=6, expressionType="SQL92", subscription="a > 7")
+    wait_until(lambda: broker.held() == 61, "all pulls are held")
+    seen = tried(monkeypatch)
+    for number in range(1, 6):
+        put(broker, number)
+        wait_until(lambda number=number: len(seen) == 2 * number, "both expressions were tried")  # type: ignore[misc]
+    assert {expression for expression, _ in seen} == {"a > 5", "a > 7"}
+    assert {thread for _, thread in seen} == {"remoting-aside_0"}
+    assert broker.held() == 61
+    put(broker, 7)
+    assert [bodies(pull.result(30)) for pull in pulls] == [[b"a7"]] * 60
+    assert broker.held() == 1
+    put(broker, 8)
+    answer = other.result(30)
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a8"], "8")
+
+
+def test_one_job_of_a_queue_is_under_way_at_a_time(broker: ReadingBroker) -> None:
+    caller = broker.caller()
+    put(broker, 6)
+    first = held(broker, caller, 1, **SQL)
+    other = held(broker, caller, 0, queue=1, **SQL)
+    busy = threading.Event()
+    broker.on_loop(lambda: broker.server.offload_aside(busy.wait, 40))
+    before = broker.judged
+    for number in (1, 2, 3, 4):
+        put(broker, number)
+        put(broker, number, queue=1)
+    wait_until(lambda: broker.judged == before + 2, "a job for each queue")
+    assert broker.on_loop(lambda: broker.judged) == before + 2
+    busy.set()
+    put(broker, 7)
+    put(broker, 8, queue=1)
+    assert (bodies(first.result(30)), bodies(other.result(30))) == ([b"a7"], [b"a8"])
+
+
+def test_held_pulls_of_a_group_that_may_not_consume_any_more_are_told(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    future = caller.begin_pull(1, sysFlag=2, subVersion=1)
+    wait_until(lambda: broker.held() == 1, "the pull is held")
+    broker.message_filters.configure(dataclasses.replace(broker.config, enable_property_filter=False))
+    put(broker, 1)
+    assert future.result(30).code == 1
+
+
+def test_a_held_pull_that_ends_leaves_no_watch(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    held(broker, caller, 1, **SQL)
+    watches = broker.polling.judging._watches  # type: ignore[union-attr]
+    assert broker.on_loop(lambda: len(watches)) == 1
+    caller.close()
+    wait_until(lambda: broker.held() == 0, "it is let go")
+    assert broker.on_loop(lambda: len(watches)) == 0
 
 
 def test_a_held_pull_is_judged_by_the_subscription_of_its_group_as_it_is_when_it_wakes(

@@ -11,6 +11,8 @@ those of RocketMQ's PullMessageProcessor and ExpressionForRetryMessageFilter.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from commitlog.kernel.records import decode_properties
 from haservice.broker.groups.consumers import ClientTable, GroupSubscription
 from haservice.broker.groups.subscription_groups import GroupConfig
@@ -43,6 +45,14 @@ class MessageFilters:
         """Takes the keys that may change while the broker runs."""
         self._enabled = self._filters.enabled = config.enable_property_filter
         self._retries = config.filter_support_retry
+
+    def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> Hashable | None:
+        """Equal for pulls of one queue whose selectors judge messages alike; None without a selector."""
+        if selector is None:
+            return None
+        if header.sys_flag & FLAG_SUBSCRIPTION and not header.topic.startswith(RETRY_PREFIX):
+            return header.subscription or "", ""
+        return "", header.consumer_group
 
     def slow(self, expression_type: str | None, expression: str | None) -> list[str]:
         """The expression that a request brings, if a work thread has to compile it first."""

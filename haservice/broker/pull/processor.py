@@ -8,8 +8,8 @@ Checks, their order and their codes are those of RocketMQ's PullMessageProcessor
 answer.  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
 again; if its topic was deleted meanwhile, or its account may not read it any more, it then gets that error.
 
-A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such a
-pull is held, the loop looks at each message that arrives once, and the next arrival does not look again.
+A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such
+pulls are held, judging.py tries each message that arrives once for each expression.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,10 +42,11 @@ from haservice.broker.pull.decision import (
     decide,
     suggested,
 )
+from haservice.broker.pull.judging import Judging
 from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
 from haservice.broker.pull.message_filter import FLAG_SUBSCRIPTION, MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
-from haservice.broker.pull.read_result import SCAN_ENTRIES_MAX, PullStatus, Scan
+from haservice.broker.pull.read_result import PullStatus, Scan
 from haservice.broker.pull.reader import WARN_AGAIN_S, PullReader, Selector
 from haservice.broker.pull.tag_filter import SQL92, TagCodes
 from haservice.broker.stats.counters import Stats
@@ -77,9 +78,6 @@ _SUCCESS, _FOUND_REMARK, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.va
 
 Answer = RemotingCommand | Awaitable[RemotingCommand]
 
-# A held pull looks at so many new messages on the loop; a work thread looks at the rest.
-HELD_ENTRIES = 32
-
 
 @dataclass(slots=True)
 class _Pull(PullQuestion):
@@ -108,12 +106,14 @@ class PullProcessor:
         stats: Stats,
         offload: Offload,
         make: Make,
+        judge: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
         recipients: Recipients | None = None,
     ) -> None:
-        """`mend` checks, in a work thread, an entry that does not fit the log; True if it fits now.  `recipients`
-        says who may still have messages when a held pull wakes.
+        """`judge` tries messages for held pulls with a selector.  `mend` checks, in a work thread, an entry that
+        does not fit the log; True if it fits now.  `recipients` says who may still have messages when a held
+        pull wakes.
         """
         self._recipients = recipients if recipients is not None else Recipients(None)
         self._config = config
@@ -132,6 +132,7 @@ class PullProcessor:
         self._is_slave = config.role.is_slave
         self._rules = _rules_of(config)
         self._throttle = LogThrottle(WARN_AGAIN_S)
+        long_polling.judging = Judging(reader, judge, self._selector_of, long_polling.wake)
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -221,13 +222,13 @@ class PullProcessor:
             return PullLook(scan, error=error)
         return PullLook(scan, body, time.perf_counter() - begun_s)
 
-    def _select(self, pull: _Pull, entries_max: int = SCAN_ENTRIES_MAX) -> PullLook:
+    def _select(self, pull: _Pull) -> PullLook:
         """As _look(), for a pull with a selector: the messages found are read already."""
         header, selector, begun_s = pull.header, pull.selector, time.perf_counter()
         assert selector is not None
         place = header.topic, header.queue_id, pull.wanted
         try:
-            scan, body = self._reader.select(*place, header.max_msg_nums, pull.codes, selector, entries_max)
+            scan, body = self._reader.select(*place, header.max_msg_nums, pull.codes, selector)
         except CommitLogError as error:
             return PullLook(Scan(PullStatus.NO_MATCHED_MESSAGE, pull.wanted, 0, 0), error=error)
         return PullLook(scan, body if scan.entries else None, time.perf_counter() - begun_s)
@@ -321,12 +322,25 @@ class PullProcessor:
             seconds = self._config.short_polling_ms / 1000
         key = (header.topic, header.queue_id)
         requester = self._recipients.requester(pull.connection, pull.command)
-        held = _Held(self, pull, future, key, decision.wanted, requester)
+        judged_by = self._filters.judged_by(pull.selector, header)
+        held = _Held(self, pull, future, key, decision.wanted, judged_by, requester)
         held.below_mark = decision.below_mark
         # A pull may be held for long: it keeps none of the bytes that came with it.
         pull.command.ext = {}
         pull.command.body = b""
         return future if self._long_polling.hold(held, seconds) else None
+
+    def _attempt_selected(self, pull: _Pull) -> Answer:
+        """For a held pull whose selector takes a message, or whose time is up."""
+        outside = self._reader.outside(pull.header.topic, pull.header.queue_id, pull.wanted)
+        return self._selected(pull) if outside is None else self._answer(pull, PullLook(outside))
+
+    def _selector_of(self, held: HeldPull) -> Selector | None:
+        """The selector of a held pull as it is now.  Raises RequestError if it gets none."""
+        assert isinstance(held, _Held)
+        header = held.pull.header
+        group = self._groups.find(header.consumer_group)
+        return None if group is None else self._filters.of(header, group)[1]
 
     def attempt(self, held: _Held, final: bool) -> bool:
         """Runs a held pull again; True if its future has its answer, or will get it."""
@@ -334,20 +348,25 @@ class PullProcessor:
         if future.done():
             return True
         command, header = first.command, first.header
-        if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, held.wanted):
+        beyond = held.judged_by is not None or self._reader.indexed_beyond(*held.key, held.wanted)
+        if not final and not beyond:
             return False
         try:
             self._recipients.check_read(held.requester, header.topic, header.consumer_group)
             pull = self._checked(first.connection, command, header)
             pull.wanted, pull.held = held.wanted, not final
             pull.may_be_held = pull.may_await_dispatch = False
-            look = self._look(pull) if pull.selector is None else self._select(pull, HELD_ENTRIES)
-            decision = decide(look, pull, self._rules)
-            if type(decision) is Hold:
-                held.wanted, held.below_mark = decision
-                return False
-            pull.held = False
-            answer = self._carry_out(pull, look, decision)
+            if pull.selector is None:
+                look = self._look(pull)
+                decision = decide(look, pull, self._rules)
+                if type(decision) is Hold:
+                    held.wanted, held.below_mark = decision
+                    return False
+                pull.held = False
+                answer = self._carry_out(pull, look, decision)
+            else:
+                pull.held = False
+                answer = self._attempt_selected(pull)
         except RequestError as error:
             answer = command.answer(error.code, error.remark)
         except Exception as error:
@@ -373,9 +392,10 @@ class _Held(HeldPull):
         future: asyncio.Future[RemotingCommand],
         key: QueueKey,
         wanted: int,
+        judged_by: Hashable | None,
         requester: Requester | None,
     ) -> None:
-        super().__init__(pull.connection, key, wanted, pull.codes)
+        super().__init__(pull.connection, key, wanted, pull.codes, judged_by)
         self.requester = requester
         self.processor = processor
         self.pull = pull
