@@ -42,6 +42,8 @@ WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 UNANSWERED_MAX = 65536
 # Of these, so many at most wait for a work thread to make their answers (owed.py).
 AWAITED_MAX = 1024
+# With so many, no held pull of the connection is answered: it would only wait as one more.
+OVERLOADED_AT = 64
 
 # What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
 # for one that the processor answers itself: it answers sends of many connections in one turn, with one write
@@ -169,8 +171,15 @@ class Connection(asyncio.Protocol):
         return self._out_bytes + (transport.get_write_buffer_size() if transport is not None else 0)
 
     def when_writable(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, on the loop, when a connection that is congested no longer is, or has ended."""
+        """Calls `callback` once, on the loop, when a connection that is congested or overloaded may have room
+        again, or has ended.
+        """
         self._drained.append(callback)
+
+    @property
+    def overloaded(self) -> bool:
+        """Congested, or so many answers are being made that one more would only wait."""
+        return self.congested or self.awaited >= OVERLOADED_AT
 
     async def writable(self) -> None:
         """Returns when the connection is no longer congested, or closed."""
@@ -185,7 +194,9 @@ class Connection(asyncio.Protocol):
             self._on_future_done(future)
 
     def go_on_soon(self) -> None:
-        """Fewer requests are `awaited`; reads on if that was why it stopped."""
+        """Fewer requests are `awaited`; goes on if that was why something waits."""
+        if self._drained and self.awaited == OVERLOADED_AT // 2 and not self.congested:
+            self._wake_writers()
         if self._held and self.awaited == AWAITED_MAX // 2:
             self._loop.call_soon(self._go_on)
 

@@ -71,7 +71,7 @@ class Timer:
 class Peer:
     def __init__(self) -> None:
         self.closed = False
-        self.congested = False
+        self.overloaded = False
         self.on_close: list[Callable[[Any], None]] = []
         self.on_writable: list[Callable[[], object]] = []
 
@@ -80,7 +80,7 @@ class Peer:
 
     def read(self) -> None:
         """Takes everything that was written to it."""
-        self.congested = False
+        self.overloaded = False
         callbacks, self.on_writable = self.on_writable, []
         for callback in callbacks:
             callback()
@@ -431,7 +431,7 @@ def test_a_pull_of_a_peer_that_does_not_read_waits_until_it_does() -> None:
     story, peer = Story(), Peer()
     story.hold("first", peer=peer)
     story.hold("second", peer=peer, seconds=5)
-    peer.congested = True
+    peer.overloaded = True
     story.arrive(1)
     story.timers.advance(6)
     assert (story.answers, story.attempts, len(story.polling)) == ({}, 2, 2)
@@ -442,7 +442,7 @@ def test_a_pull_of_a_peer_that_does_not_read_waits_until_it_does() -> None:
 
 def test_a_pull_whose_time_was_up_is_told_nothing_when_its_peer_reads() -> None:
     story, peer = Story(), Peer()
-    peer.congested = True
+    peer.overloaded = True
     assert story.hold("late", peer=peer, seconds=5)
     story.timers.advance(10)
     assert story.answers == {}
@@ -453,7 +453,7 @@ def test_a_pull_whose_time_was_up_is_told_nothing_when_its_peer_reads() -> None:
 def test_a_peer_that_ends_without_reading_leaves_nothing() -> None:
     story, peer = Story(), Peer()
     story.hold("gone", peer=peer, seconds=5)
-    peer.congested = True
+    peer.overloaded = True
     story.arrive(1)
     story.timers.advance(10)
     peer.end()

@@ -172,12 +172,13 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_each_expression_is_tried_once_a_message_however_many_pulls_wait_for_it(
     broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen = tried(monkeypatch)
     put(broker, 6)
     callers = [broker.caller() for _ in range(3)]
     pulls = [caller.begin_pull(1, sysFlag=6, **SQL) for caller in callers for _ in range(20)]
     other = callers[0].begin_pull(1, sysFlag=6, expressionType="SQL92", subscription="a > 7")
     wait_until(lambda: broker.held() == 61, "all pulls are held")
-    seen = tried(monkeypatch)
+    assert seen == []
     for number in range(1, 6):
         put(broker, number)
         wait_until(lambda number=number: len(seen) == 2 * number, "both expressions were tried")  # type: ignore[misc]

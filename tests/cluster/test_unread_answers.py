@@ -34,10 +34,10 @@ CONFIGURATION = {
     "mappedFileSizeCommitLog": str(64 * MIB),
     "maxUnreadAnswerBytes": str(64 * MIB),
 }
-# What one connection may cost, and the allocator's share.
+# What one connection may cost; and what the allocator and copies on the way add for a moment.
 ONE_BYTES_MAX = 16 * MIB
 ALL_BYTES_MAX = 2 * int(CONFIGURATION["maxUnreadAnswerBytes"])
-SLACK_BYTES = 16 * MIB
+SLACK_BYTES = 24 * MIB
 
 
 class Broker:

@@ -247,7 +247,7 @@ def test_a_connection_stops_reading_while_many_of_its_questions_wait(
         wait_until(lambda: any(one._held and one.congested for one in server._connections))
         held = next(one for one in server._connections if one._held)
         awaited, unsent = on_loop(server, lambda: (held.awaited, held.unsent_bytes))
-        assert awaited == 10
+        assert 0 < awaited <= 10
         assert unsent <= connection_module.WRITE_BUFFER_BYTES_MAX + ANSWERS_BYTES_MAX
         assert other.ask(ASK, opaque=2).opaque == 2
         assert {peer.receive().opaque for _ in range(60)} == set(range(60))

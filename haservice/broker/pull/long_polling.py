@@ -24,7 +24,7 @@ import asyncio
 import heapq
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -55,7 +55,7 @@ class PullingPeer(Protocol):
     def closed(self) -> bool: ...
 
     @property
-    def congested(self) -> bool: ...
+    def overloaded(self) -> bool: ...
 
     def when_writable(self, callback: Callable[[], object]) -> None: ...
 
@@ -89,7 +89,8 @@ class PullTimers(Protocol):
 
 class HeldPull:
     """One pull that waits.  `below_mark`: the queue has messages above the high-water mark, so it waits for
-    the mark.  `judged_by`: equal for pulls of a queue that judge messages alike; None without a selector.
+    the mark.  `judged_by`: equal for pulls of a queue that judge messages alike, their own
+    expression or their group; None without a selector.
     Pulls that are judged look again only when they were `woken`.
 
     Nothing that a held pull refers to refers to it: it is freed when it is let go, without the collector.
@@ -105,7 +106,7 @@ class HeldPull:
         key: QueueKey,
         wanted: int,
         codes: TagCodes,
-        judged_by: Hashable | None = None,
+        judged_by: tuple[str, str] | None = None,
     ) -> None:
         self.connection = connection
         self.key = key
@@ -287,7 +288,7 @@ class LongPolling:
             self._timers.call_at(self._timers.time(), partial(self._wake_some, pulls))
 
     def _wake(self, pull: HeldPull) -> None:
-        if pull.connection.congested:
+        if pull.connection.overloaded:
             self._await_writable(pull.connection)
             return
         if pull.overdue:
@@ -321,7 +322,7 @@ class LongPolling:
         return self.judging
 
     def _await_writable(self, connection: PullingPeer) -> None:
-        """An answer might be large, and the peer has not read the last ones."""
+        """An answer might be large, and the peer has not read or got the last ones."""
         if connection not in self._congested:
             self._congested.add(connection)
             connection.when_writable(partial(self._writable, connection))

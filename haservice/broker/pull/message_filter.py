@@ -11,7 +11,7 @@ those of RocketMQ's PullMessageProcessor and ExpressionForRetryMessageFilter.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from functools import lru_cache
 
 from commitlog.kernel.records import decode_properties
 from haservice.broker.groups.consumers import ClientTable, GroupSubscription
@@ -46,7 +46,11 @@ class MessageFilters:
         self._enabled = self._filters.enabled = config.enable_property_filter
         self._retries = config.filter_support_retry
 
-    def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> Hashable | None:
+    @property
+    def enabled(self) -> bool:
+        return self._enabled
+
+    def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> tuple[str, str] | None:
         """Equal for pulls of one queue whose selectors judge messages alike; None without a selector."""
         if selector is None:
             return None
@@ -134,7 +138,7 @@ class MessageFilters:
         find = self._filters.find
 
         def selects(properties: bytes) -> bool:
-            values = decode_properties(properties)
+            values = _decoded(properties)
             found = find(values.get(RETRY_TOPIC, ""), group)
             return found is None or found.compiled is None or found.compiled.matches(values.get)
 
@@ -148,6 +152,10 @@ class MessageFilters:
             )
 
 
+# One message is tried for many expressions, one after the other.
+_decoded = lru_cache(maxsize=8)(decode_properties)
+
+
 def _compiled(expression_type: str | None, expression: str) -> SqlFilter:
     if expression_type != SQL92:
         raise _unreadable(f"its type {expression_type!r} is not known, {TAG} and {SQL92} are")
@@ -159,7 +167,7 @@ def _compiled(expression_type: str | None, expression: str) -> SqlFilter:
 
 def _selector(taken: SqlFilter) -> Selector:
     matches = taken.matches
-    return lambda properties: matches(decode_properties(properties).get)
+    return lambda properties: matches(_decoded(properties).get)
 
 
 def _unreadable(reason: str) -> RequestError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -339,6 +339,8 @@ class PullProcessor:
         """The selector of a held pull as it is now.  Raises RequestError if it gets none."""
         assert isinstance(held, _Held)
         header = held.pull.header
+        if held.judged_by is not None and not held.judged_by[1] and self._filters.enabled:
+            return held.pull.selector  # the pull's own expression stays what it is
         group = self._groups.find(header.consumer_group)
         return None if group is None else self._filters.of(header, group)[1]
 
@@ -392,7 +394,7 @@ class _Held(HeldPull):
         future: asyncio.Future[RemotingCommand],
         key: QueueKey,
         wanted: int,
-        judged_by: Hashable | None,
+        judged_by: tuple[str, str] | None,
         requester: Requester | None,
     ) -> None:
         super().__init__(pull.connection, key, wanted, pull.codes, judged_by)
