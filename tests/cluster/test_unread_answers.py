@@ -34,10 +34,11 @@ CONFIGURATION = {
     "mappedFileSizeCommitLog": str(64 * MIB),
     "maxUnreadAnswerBytes": str(64 * MIB),
 }
-# What one connection may cost; and what the allocator and copies on the way add for a moment.
+# What may wait and be made for one connection; and what is added by copies on the way, and by the allocator, which
+# keeps a large block or two for each thread that read such a message.
 ONE_BYTES_MAX = 16 * MIB
 ALL_BYTES_MAX = 2 * int(CONFIGURATION["maxUnreadAnswerBytes"])
-SLACK_BYTES = 24 * MIB
+SLACK_BYTES = 40 * MIB
 
 
 class Broker:
