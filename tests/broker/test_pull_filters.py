@@ -223,6 +223,22 @@ def test_held_pulls_of_a_group_that_may_not_consume_any_more_are_told(broker: Re
     assert future.result(30).code == 1
 
 
+def test_a_held_pull_whose_group_goes_over_to_tags_waits_on_and_gets_them(reading_broker: Make) -> None:
+    mark = 0
+    broker = reading_broker(enable_property_filter=True, readable_end=lambda: mark)
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    future = caller.begin_pull(0, sysFlag=2, subVersion=1)
+    wait_until(lambda: broker.held() == 1, "the pull is held")
+    caller.heartbeat("c1", {"G": {"T": "*"}}, version=2)
+    put(broker, 1)
+    assert broker.held() == 1
+    mark = broker.log.end
+    broker.polling.on_mark()
+    assert bodies(future.result(30)) == [b"a6", b"a1"]
+
+
 def test_a_held_pull_that_ends_leaves_no_watch(broker: ReadingBroker) -> None:
     put(broker, 6)
     caller = broker.caller()

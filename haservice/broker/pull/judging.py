@@ -49,7 +49,7 @@ class JudgedQueues(Protocol):
     ) -> tuple[Scan, bytes]: ...
 
 
-class Watch:
+class SelectorWatch:
     """Pulls of one queue that judge messages alike; messages before `judged_to` were looked at in vain."""
 
     __slots__ = ("judged_to", "pulls")
@@ -59,7 +59,7 @@ class Watch:
         self.pulls: set[HeldPull] = set()
 
 
-class Verdict(NamedTuple):
+class Judged(NamedTuple):
     """What one look has found.  `matches` is by the watches' numbers, where each has its first message."""
 
     matches: dict[int, int]
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     below_mark: bool
 
 
-def look(queues: JudgedQueues, key: QueueKey, watched: Sequence[tuple[int, Selector]]) -> Verdict:
+def look(queues: JudgedQueues, key: QueueKey, watched: Sequence[tuple[int, Selector]]) -> Judged:
     """Tries the messages of a queue for watches, each with the first offset that it wants.  In a work thread."""
     matches: dict[int, int] = {}
     position, below_mark = min(first for first, _ in watched), False
@@ -90,7 +90,7 @@ def look(queues: JudgedQueues, key: QueueKey, watched: Sequence[tuple[int, Selec
         position = scan.next_offset
         if len(matches) == len(watched):
             break
-    return Verdict(matches, position, below_mark)
+    return Judged(matches, position, below_mark)
 
 
 class Judging:
@@ -109,7 +109,7 @@ class Judging:
         self._offload = offload
         self._resolve = resolve
         self._wake = wake
-        self._watches: dict[QueueKey, dict[Hashable, Watch]] = {}
+        self._watches: dict[QueueKey, dict[Hashable, SelectorWatch]] = {}
         self._under_way: set[QueueKey] = set()
         self._again: set[QueueKey] = set()
         # Queues that have messages above the high-water mark.
@@ -120,7 +120,7 @@ class Judging:
         watches = self._watches.setdefault(pull.key, {})
         watch = watches.get(pull.judged_by)
         if watch is None:
-            watch = watches[pull.judged_by] = Watch(pull.wanted)
+            watch = watches[pull.judged_by] = SelectorWatch(pull.wanted)
         watch.judged_to = min(watch.judged_to, pull.wanted)
         watch.pulls.add(pull)
         if pull.below_mark:
@@ -159,9 +159,11 @@ class Judging:
         return bool(self._below_mark)
 
     def _begin(self, key: QueueKey) -> None:
-        watches: list[Watch] = []
+        watches: list[SelectorWatch] = []
         watched: list[tuple[int, Selector]] = []
         for watch in list(self._watches[key].values()):
+            if not watch.pulls:
+                continue
             try:
                 selector = self._resolve(next(iter(watch.pulls)))
             except RequestError:
@@ -183,7 +185,7 @@ class Judging:
         job.add_done_callback(partial(self._judged, key, watches, begun_at))
 
     def _judged(
-        self, key: QueueKey, watches: Sequence[Watch], begun_at: int, job: asyncio.Future[Verdict]
+        self, key: QueueKey, watches: Sequence[SelectorWatch], begun_at: int, job: asyncio.Future[Judged]
     ) -> None:
         self._under_way.discard(key)
         if job.cancelled():
@@ -204,14 +206,14 @@ class Judging:
             self._let_go(key, watch, woken)
         self._go_on(key, verdict, begun_at)
 
-    def _let_go(self, key: QueueKey, watch: Watch, pulls: list[HeldPull]) -> None:
+    def _let_go(self, key: QueueKey, watch: SelectorWatch, pulls: list[HeldPull]) -> None:
         for pull in pulls:
             pull.woken = True
             self.remove(pull)
         if pulls:
             self._wake(pulls)
 
-    def _go_on(self, key: QueueKey, verdict: Verdict, begun_at: int) -> None:
+    def _go_on(self, key: QueueKey, verdict: Judged, begun_at: int) -> None:
         """Looks again if something came meanwhile, or this look ended before the queue."""
         came = key in self._again
         self._again.discard(key)

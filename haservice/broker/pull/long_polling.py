@@ -313,9 +313,10 @@ class LongPolling:
             return
         if pull.attempt(False):
             self._remove(pull)
-        else:
-            pull.woken = False
-            self._judge().add(pull)
+        else:  # its group subscribes by tags now
+            pull.judged_by = None
+            if pull.below_mark:
+                self._below_mark.add(pull)
 
     def _judge(self) -> Judge:
         assert self.judging is not None, "a broker that has selectors judges them"
