@@ -126,7 +126,12 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
     lease, events, stats = opened.lease, RoleEvents(), Stats()
     gate = lease.gate if lease is not None else None
     long_polling = LongPolling(on_awaited=store.dispatcher.hurry)
-    server = RemotingServer([], config.remoting.idle_seconds, on_failure=opened.health.supervisor.never)
+    server = RemotingServer(
+        [],
+        config.remoting.idle_seconds,
+        on_failure=opened.health.supervisor.never,
+        unread_bytes_max=config.remoting.unread_bytes_max,
+    )
     # Once the answers until now have gone out.
     turn_soon = partial(server.call_soon, _later, server, turn)
     slave_sync = slave_sync_of(config, tables, store)

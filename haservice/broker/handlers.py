@@ -179,7 +179,7 @@ def _never() -> str:
 def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mapping[str, str]]) -> Processors:
     """Request code → processor, for the main port.  `gauges` gives entries of request 28."""
     config, broker, store = parts.config, parts.config.broker, parts.store
-    offload = parts.server.offload
+    offload, make = parts.server.offload, parts.server.make
     reader = PullReader(
         store.log,
         store.queues.get,
@@ -202,6 +202,8 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         barrier,
         parts.stats,
         offload,
+        make,
+        parts.server.offload_aside,
         None
         if parts.is_slave
         else OffsetMovedEvents(counted_log.append, broker.broker_name, parts.store_host),
@@ -211,7 +213,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
     queries = QueryProcessor(
         store.log,
         store.index if config.log.index_enabled else None,
-        offload,
+        make,
         parts.rights,
         broker.default_query_max_num,
         store.index_mender.suspect,
@@ -231,14 +233,16 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
         pulls,
         queries,
         *admin_processors(parts, gauges),
-        ClientConfigProcessor(filters),
-        OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload),
+        ClientConfigProcessor(filters, make),
+        OffsetsProcessor(parts.offsets, store.log, store.queues.get, reader, offload, make),
         DelayOffsetsProcessor(parts.delays, partial(_safe_end, parts)),
         _send_back(parts, sends),
         HeartbeatProcessor(
             parts.clients,
             parts.groups,
             parts.topics,
+            parts.filters,
+            make,
             creates_topics=not parts.is_slave,
             requester_of=parts.recipients.requester,
         ),
@@ -251,7 +255,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
             on_deleted=parts.stats.traffic.forget_group,
         ),
         LockProcessor(QueueLocks()),
-        LineageProcessor(_roles(parts), store.log, offload),
+        LineageProcessor(_roles(parts), store.log, offload, make),
         *([LeaveLeaseProcessor(parts.lease, offload)] if parts.lease is not None else []),
         AclProcessor(
             parts.acl,
@@ -285,7 +289,7 @@ def processors_of(parts: Parts, sends: SendProcessor, gauges: Callable[[], Mappi
 
 def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> Iterable[HasHandlers]:
     """The processors for people and their tools."""
-    config, store, offload = parts.config, parts.store, parts.server.offload
+    config, store, offload, make = parts.config, parts.store, parts.server.offload, parts.server.make
     topics, clients, offsets, traffic = parts.topics, parts.clients, parts.offsets, parts.stats.traffic
     name, is_slave = config.broker.broker_name, parts.is_slave
     view, deleted = StoreQueues(store.queues, store.log), DeletedTopics(store)
@@ -328,14 +332,14 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             offsets,
             view,
             traffic,
-            offload,
+            make,
             broker_name=name,
             broker_addr=config.broker_addr,
         ),
-        OverviewProcessor(topics, clients, offsets, view, traffic, offload),
+        OverviewProcessor(topics, clients, offsets, view, traffic, make),
         ResetOffsetsProcessor(topics, clients, offsets, view, offload, broker_name=name),
         ClientCallsProcessor(clients, store.log, offload, parts.recipients.may_consume, broker_name=name),
-        QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, is_slave=is_slave),
+        QueueInspectionProcessor(topics, clients, offsets, view, traffic, offload, make, is_slave=is_slave),
         HousekeepingProcessor(
             topics,
             offsets,

@@ -371,6 +371,12 @@ class RemotingConfig:
     idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
         "A client that is silent for so long is disconnected."
     )
+    unread_bytes_max: int = ADDRESSES.key(
+        "maxUnreadAnswerBytes", 128 * 1024 * 1024, Values("bytes", low=32 * 1024 * 1024), OURS
+    )(
+        "Answers that all clients together have not read yet; memory may be twice that. Above it, those that have "
+        "read nothing for longest are disconnected."
+    )
     metrics_addr: str | None = ADDRESSES.key("metricsListenAddr", None, HTTP_ADDRESS, OURS, GUARDED)(
         METRICS_DOC
     )
@@ -403,6 +409,12 @@ class NameserverConfig:
     )
     idle_seconds: int = ADDRESSES.key("serverChannelMaxIdleTimeSeconds", 120, SECONDS)(
         "A peer that is silent for so long is disconnected."
+    )
+    unread_bytes_max: int = ADDRESSES.key(
+        "maxUnreadAnswerBytes", 128 * 1024 * 1024, Values("bytes", low=32 * 1024 * 1024), OURS
+    )(
+        "Answers that all peers together have not read yet; memory may be twice that. Above it, those that have "
+        "read nothing for longest are disconnected."
     )
     metrics_addr: str | None = ADDRESSES.key("metricsListenAddr", None, HTTP_ADDRESS, OURS, GUARDED)(
         METRICS_DOC

@@ -50,6 +50,7 @@ class NameserverNode:
             config.idle_seconds,
             on_close=self._brokers.connection_closed,
             on_failure=self._supervisor.never,
+            unread_bytes_max=config.unread_bytes_max,
         )
         routes = RouteProcessors(table, kv, order_message_enable=config.order_message_enable)
         values = KvProcessors(kv, self._server.offload)

@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 from haservice.certificates import reason as tls_reason
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
-from haservice.remoting.command import RemotingCommand
-from haservice.remoting.connection import Connection, PendingCall, Processor
+from haservice.remoting.command import PendingCall, RemotingCommand
+from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.dispatch import Dispatch
 from haservice.remoting.frame import ANSWER_FRAME_BYTES_MAX, ANSWER_HEADER_BYTES_MAX, FrameReader
 from haservice.remoting.loop_thread import LoopClosed, LoopTask, LoopThread

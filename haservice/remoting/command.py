@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Protocol
 
 import orjson
 
@@ -319,3 +320,13 @@ def _binary_text(header: bytes, position: int, length_field: struct.Struct, what
     if not 0 <= size <= len(header) - start:
         raise ProtocolError(f"{what} announces {size} bytes, {len(header) - start} are left in the header")
     return header[start : start + size].decode(), start + size
+
+
+class PendingCall(Protocol):
+    """A request of ours that waits for its answer: a future, or whatever ends like one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: RemotingCommand, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...

@@ -8,22 +8,25 @@
 Bytes that the dispatch's fast path takes never become frames.  Answers gathered while a read is handled go
 out when all its frames are handled; others go out once per turn of the loop.
 Bounds: the connection stops reading from a peer that does not read (`WRITE_BUFFER_BYTES_MAX`), or whose
-unanswered requests are too many (`UNANSWERED_MAX`).  Everything here runs on the loop's thread.
+unanswered requests are too many (`UNANSWERED_MAX`), as those that wait for a work thread (`AWAITED_MAX`).
+owed.py bounds what is made for it, and all connections together.  All of this runs on the loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import cast
 
 from haservice.errors import ProtocolError, RemotingClosed, RequestError
 from haservice.remoting.acceptor import half_close, name_peer
 from haservice.remoting.codes import ResponseCode
-from haservice.remoting.command import RemotingCommand, decode, encode_head
+from haservice.remoting.command import PendingCall, RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
 from haservice.remoting.frame import COUNTED_BYTES, DeafReader, Frame, FrameReader, UnfinishedFrames
+from haservice.remoting.owed import Unread
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +37,12 @@ JOINED_BYTES_MAX = 256 * 1024
 # Nor are pieces that average at least this size: a pull's messages.
 JOINED_PIECE_BYTES_MAX = 4096
 WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
-
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
-
+# Of these, so many at most wait for a work thread to make their answers (owed.py).
+AWAITED_MAX = 1024
+# With so many, no held pull of the connection is answered: it would only wait as one more.
+OVERLOADED_AT = 64
 # After bytes that are no frame: how long answers to the requests before them still go out.
 LAST_ANSWERS_S = 0.5
 
@@ -49,34 +54,34 @@ Outcome = RemotingCommand | Awaitable[RemotingCommand] | None
 Processor = Callable[["Connection", RemotingCommand], Outcome]
 
 
-class PendingCall(Protocol):
-    """A request of ours that waits for its answer: a future, or whatever ends like one."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: RemotingCommand, /) -> None: ...
-
-    def set_exception(self, exception: BaseException, /) -> None: ...
-
-
 class Connection(asyncio.Protocol):
     """One peer.  A server or a client makes it; processors keep it to send later, and to hear of its end.
 
     `peer`        "ip:port"
     `peer_host`   the same as ip 4 or 16 bytes + port 4 bytes, the form in which records keep hosts
     `last_active` loop time of the last byte in either direction
+    `awaited`     requests whose answers wait for a work thread to make them (owed.py)
     `unfinished`  counts the frame that has begun, a server's with those of its other connections
     """
 
     def __init__(
-        self, dispatch: Dispatch, reader: FrameReader, on_open: Callable[[Connection], None] | None = None
+        self,
+        dispatch: Dispatch,
+        reader: FrameReader,
+        on_open: Callable[[Connection], None] | None = None,
+        unread: Unread | None = None,
     ) -> None:
+        """`unread` counts what waits to be written, with all connections of its server."""
         self.peer = "?"
         self.peer_host = b""
         self.closed = False
         self.close_reason = ""
         self.on_close: list[Callable[[Connection], None]] = []
         self.last_active = 0.0
+        self.awaited = 0
+        self.blocked_since = math.inf
+        """Loop time since when the peer does not take what we write; infinite while it does."""
+        self._unread = unread or Unread()
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
@@ -93,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._write_blocked = False  # the transport holds more than the bound
         self._held = False  # reading is paused
         self._backlog: list[Frame] = []  # frames of the last read that a bound kept from being handled
-        self._drained: list[asyncio.Future[None]] = []
+        self._drained: list[Callable[[], object]] = []
 
     def send(self, command: RemotingCommand) -> None:
         """Writes `command` with all else that goes out in this turn of the loop; dropped if the peer has
@@ -116,6 +121,7 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None and not self._transport.is_closing():
             self.last_active = self._loop.time()
             self._transport.write(answers)
+            self._unread.add(len(answers))
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
@@ -153,12 +159,40 @@ class Connection(asyncio.Protocol):
         """Whether the peer does not take what we write: produce nothing large for it now."""
         return self._write_blocked or self._out_bytes > WRITE_BUFFER_BYTES_MAX
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait to be written."""
+        return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
+
+    def when_writable(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` once, on the loop, when a connection that is congested or overloaded may have room
+        again, or has ended.
+        """
+        self._drained.append(callback)
+
+    @property
+    def overloaded(self) -> bool:
+        """Congested, or so many answers are being made that one more would only wait."""
+        return self.congested or self.awaited >= OVERLOADED_AT
+
     async def writable(self) -> None:
         """Returns when the connection is no longer congested, or closed."""
         while self.congested and not self.closed:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._drained.append(waiter)
-            await waiter
+            writable = asyncio.Event()
+            self.when_writable(writable.set)
+            await writable.wait()
+
+    def deliver(self, future: asyncio.Future[RemotingCommand]) -> None:
+        """Gathers a later answer that is there now, not when the loop calls back: so `congested` is true at once."""
+        if future in self._unanswered:
+            self._on_future_done(future)
+
+    def go_on_soon(self) -> None:
+        """Fewer requests are `awaited`; goes on if that was why something waits."""
+        if self._drained and self.awaited == OVERLOADED_AT // 2 and not self.congested:
+            self._wake_writers()
+        if self._held and self.awaited == AWAITED_MAX // 2:
+            self._loop.call_soon(self._go_on)
 
     def close(self, reason: str) -> None:
         """Writes what was gathered, then ends the connection; may be called twice."""
@@ -215,10 +249,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_blocked = True
+        self.blocked_since = self._loop.time()
         self._hold()
 
     def resume_writing(self) -> None:
         self._write_blocked = False
+        self.blocked_since = math.inf
         self.last_active = self._loop.time()
         self._wake_writers()
         self._go_on()
@@ -271,7 +307,7 @@ class Connection(asyncio.Protocol):
                     run.append(command)
                     continue
                 self._process(command)
-                if self._out_bytes > WRITE_BUFFER_BYTES_MAX or len(self._unanswered) >= UNANSWERED_MAX:
+                if self._out_bytes > WRITE_BUFFER_BYTES_MAX or self._asks_too_much:
                     break
         except ProtocolError as error:
             done = len(frames)
@@ -283,7 +319,7 @@ class Connection(asyncio.Protocol):
         self._flush()
         if self._reader.error is not None and not self._backlog:
             self._on_protocol_error(self._reader.error, LAST_ANSWERS_S)
-        elif self._backlog or len(self._unanswered) >= UNANSWERED_MAX:
+        elif self._backlog or self._asks_too_much:
             self._hold()
             self._loop.call_soon(self._go_on)
 
@@ -322,7 +358,10 @@ class Connection(asyncio.Protocol):
             return
         future = asyncio.ensure_future(outcome)
         self._unanswered[future] = request
-        future.add_done_callback(self._on_future_done)
+        if future.done():
+            self._on_future_done(future)
+        else:
+            future.add_done_callback(self._on_future_done)
 
     def _on_future_done(self, future: asyncio.Future[RemotingCommand]) -> None:
         """A later answer is there."""
@@ -331,7 +370,7 @@ class Connection(asyncio.Protocol):
             error: BaseException | None = RequestError(ResponseCode.SYSTEM_ERROR, "the request was given up")
         else:
             error = future.exception()
-        if request is None:  # the connection ended first
+        if request is None:  # the connection ended first, or this answer was delivered
             return
         if not request.flag & 2:
             if error is None:
@@ -402,6 +441,10 @@ class Connection(asyncio.Protocol):
 
     # Out, and the bounds
 
+    @property
+    def _asks_too_much(self) -> bool:
+        return len(self._unanswered) >= UNANSWERED_MAX or self.awaited >= AWAITED_MAX
+
     def _gather(self, command: RemotingCommand) -> None:
         head = encode_head(command)
         body = command.body
@@ -428,6 +471,7 @@ class Connection(asyncio.Protocol):
             transport.writelines(out)
         else:
             transport.write(b"".join(out))
+        self._unread.add(size)
         if self._drained and not self._write_blocked:
             # What was gathered counted as congestion, but the socket took it.
             self._wake_writers()
@@ -441,7 +485,7 @@ class Connection(asyncio.Protocol):
         """Handles the frames in the backlog, and reads again, as soon as every bound allows it."""
         if not self._held or self.close_reason or self._transport is None:
             return
-        if self._write_blocked or len(self._unanswered) >= UNANSWERED_MAX:
+        if self._write_blocked or self._asks_too_much:
             return
         self._held = False
         backlog, self._backlog = self._backlog, []
@@ -453,5 +497,4 @@ class Connection(asyncio.Protocol):
     def _wake_writers(self) -> None:
         waiters, self._drained = self._drained, []
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            self._loop.call_soon(waiter)

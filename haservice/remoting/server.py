@@ -2,6 +2,7 @@
 
     remoting-loop     accepts, reads, handles and writes for all connections of all listeners
     remoting-work_N   run what may block (a cold read, an admin dump), handed over with `offload`
+    remoting-aside_0  runs what computes much, handed over with `offload_aside`
 
 `start` returns when every port is bound, or raises an error that names the one that is not.  `stop` closes
 the listeners, lets pending answers go out, ends the connections, then the loop.
@@ -31,6 +32,7 @@ from haservice.remoting.connection import Connection, Outcome, Processor
 from haservice.remoting.dispatch import BatchProcessor, Dispatch, Guard
 from haservice.remoting.frame import FRAME_BYTES_MAX, FrameReader, UnfinishedFrames
 from haservice.remoting.loop_thread import run_loop
+from haservice.remoting.owed import ANSWER_BYTES, UNREAD_BYTES_MAX, AnswerTurns, Unread
 from haservice.remoting.tls import ServerTls
 from haservice.remoting.workers import WorkPool
 from haservice.service import OnFailure, Service
@@ -94,6 +96,7 @@ class RemotingServer:
         on_close: Callable[[Connection], None] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         on_failure: OnFailure | None = None,
+        unread_bytes_max: int = UNREAD_BYTES_MAX,
     ) -> None:
         self._listeners = tuple(listeners)
         self._idle_seconds = idle_seconds
@@ -109,6 +112,9 @@ class RemotingServer:
         self._service = Service(thread_name, self, on_failure)
         self._thread_id = 0
         self._pool = WorkPool("remoting-work", WORK_THREADS)
+        self._aside = WorkPool("remoting-aside", 1)
+        self._unread = Unread(unread_bytes_max)
+        self._turns = AnswerTurns(self._pool.submit, self._unread)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -155,13 +161,24 @@ class RemotingServer:
             except (TimeoutError, concurrent.futures.CancelledError):
                 logger.error("connections did not close in time left=%s", len(self._connections))
         stopped = self._service.stop(left if left.remaining > 0 else Deadline(1.0))
-        return self._pool.stop(left) and stopped
+        aside = self._aside.stop(left)
+        return self._pool.stop(left) and aside and stopped
 
     def offload(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Runs `function` in the pool; loop thread only.  Raises RequestError(SYSTEM_BUSY) when too many
         wait.
         """
         return self._pool.submit(function, *args)
+
+    def make(
+        self, connection: Connection, function: Callable[..., T], /, *args: Any, size: int = ANSWER_BYTES
+    ) -> asyncio.Future[T]:
+        """As offload(), for what makes a large answer to `connection`: in its turn, while the peer reads (owed.py)."""
+        return self._turns.make(connection, function, *args, size=size)
+
+    def offload_aside(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """As offload(), in a thread of its own: for what computes much, and nobody waits for."""
+        return self._aside.submit(function, *args)
 
     def offload_quietly(self, function: Callable[[], object]) -> None:
         """As offload(), for what is done again soon: not at all while too many wait, and an error goes to the log."""
@@ -224,12 +241,13 @@ class RemotingServer:
         self._schedule_sweep()
 
     def _make_connection(self, dispatch: Dispatch) -> Connection:
-        made = Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open)
+        made = Connection(dispatch, FrameReader(self._frame_bytes_max), self._on_open, self._unread)
         made.unfinished = self._unfinished
         return made
 
     def _on_open(self, connection: Connection) -> None:
         self._connections.add(connection)
+        self._unread.connections.add(connection)
         connection.on_close.append(self._on_close)
         logger.debug("connection opened peer=%s", connection.peer)
         if self._opened is not None:
@@ -237,6 +255,7 @@ class RemotingServer:
 
     def _on_close(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._unread.connections.discard(connection)
         if self._closed is not None:
             self._closed(connection)
 

@@ -71,7 +71,19 @@ class Timer:
 class Peer:
     def __init__(self) -> None:
         self.closed = False
+        self.overloaded = False
         self.on_close: list[Callable[[Any], None]] = []
+        self.on_writable: list[Callable[[], object]] = []
+
+    def when_writable(self, callback: Callable[[], object]) -> None:
+        self.on_writable.append(callback)
+
+    def read(self) -> None:
+        """Takes everything that was written to it."""
+        self.overloaded = False
+        callbacks, self.on_writable = self.on_writable, []
+        for callback in callbacks:
+            callback()
 
     def end(self) -> None:
         self.closed = True
@@ -413,3 +425,37 @@ def test_an_arrival_is_never_lost_between_two_threads() -> None:
         story.timers.run_soon()
         assert story.answers.pop(f"turn {turn}") == "messages"
     thread.join()
+
+
+def test_a_pull_of_a_peer_that_does_not_read_waits_until_it_does() -> None:
+    story, peer = Story(), Peer()
+    story.hold("first", peer=peer)
+    story.hold("second", peer=peer, seconds=5)
+    peer.overloaded = True
+    story.arrive(1)
+    story.timers.advance(6)
+    assert (story.answers, story.attempts, len(story.polling)) == ({}, 2, 2)
+    peer.read()
+    assert story.answers == {"first": "messages", "second": "messages"}
+    assert len(story.polling) == 0
+
+
+def test_a_pull_whose_time_was_up_is_told_nothing_when_its_peer_reads() -> None:
+    story, peer = Story(), Peer()
+    peer.overloaded = True
+    assert story.hold("late", peer=peer, seconds=5)
+    story.timers.advance(10)
+    assert story.answers == {}
+    peer.read()
+    assert story.answers == {"late": "nothing"}
+
+
+def test_a_peer_that_ends_without_reading_leaves_nothing() -> None:
+    story, peer = Story(), Peer()
+    story.hold("gone", peer=peer, seconds=5)
+    peer.overloaded = True
+    story.arrive(1)
+    story.timers.advance(10)
+    peer.end()
+    peer.read()
+    assert (story.answers, len(story.polling)) == ({}, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from commitlog.queues.readable_queue import Entry
 from commitlog.queues.writable_queue import ConsumeQueue
+from haservice.broker.pull import consumer_filters, judging
+from haservice.broker.pull.sql_filter import SqlFilter, compile_filter
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
@@ -142,14 +145,110 @@ def test_a_held_pull_that_saw_nothing_it_wants_goes_on_behind_that(broker: Readi
     assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "3")
 
 
-def test_more_than_a_few_arrivals_are_a_work_threads(broker: ReadingBroker) -> None:
+def test_a_held_pull_passes_over_many_that_come_at_once(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "MESSAGES_MAX", 7)
     put(broker, 6)
     caller = broker.caller()
     future = held(broker, caller, 1, **SQL)
     put(broker, *([1] * 100), 7)
     answer = future.result(10)
-    assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "33")
-    assert bodies(caller.pull(33, **SQL)) == [b"a7"]
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a7"], "102")
+
+
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(expression, thread) of each message that is tried from now on."""
+    seen: list[tuple[str, str]] = []
+    matches = SqlFilter.matches
+
+    def match(self: SqlFilter, properties: Callable[[str], str | None]) -> bool:
+        seen.append((self.expression, threading.current_thread().name))
+        return matches(self, properties)
+
+    monkeypatch.setattr(SqlFilter, "matches", match)
+    return seen
+
+
+def test_each_expression_is_tried_once_a_message_however_many_pulls_wait_for_it(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tried(monkeypatch)
+    put(broker, 6)
+    callers = [broker.caller() for _ in range(3)]
+    pulls = [caller.begin_pull(1, sysFlag=6, **SQL) for caller in callers for _ in range(20)]
+    other = callers[0].begin_pull(1, sysFlag=6, expressionType="SQL92", subscription="a > 7")
+    wait_until(lambda: broker.held() == 61, "all pulls are held")
+    assert seen == []
+    for number in range(1, 6):
+        put(broker, number)
+        wait_until(lambda number=number: len(seen) == 2 * number, "both expressions were tried")  # type: ignore[misc]
+    assert {expression for expression, _ in seen} == {"a > 5", "a > 7"}
+    assert {thread for _, thread in seen} == {"remoting-aside_0"}
+    assert broker.held() == 61
+    put(broker, 7)
+    assert [bodies(pull.result(30)) for pull in pulls] == [[b"a7"]] * 60
+    assert broker.held() == 1
+    put(broker, 8)
+    answer = other.result(30)
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ([b"a8"], "8")
+
+
+def test_one_job_of_a_queue_is_under_way_at_a_time(broker: ReadingBroker) -> None:
+    caller = broker.caller()
+    put(broker, 6)
+    first = held(broker, caller, 1, **SQL)
+    other = held(broker, caller, 0, queue=1, **SQL)
+    busy = threading.Event()
+    broker.on_loop(lambda: broker.server.offload_aside(busy.wait, 40))
+    before = broker.judged
+    for number in (1, 2, 3, 4):
+        put(broker, number)
+        put(broker, number, queue=1)
+    wait_until(lambda: broker.judged == before + 2, "a job for each queue")
+    assert broker.on_loop(lambda: broker.judged) == before + 2
+    busy.set()
+    put(broker, 7)
+    put(broker, 8, queue=1)
+    assert (bodies(first.result(30)), bodies(other.result(30))) == ([b"a7"], [b"a8"])
+
+
+def test_held_pulls_of_a_group_that_may_not_consume_any_more_are_told(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    future = caller.begin_pull(1, sysFlag=2, subVersion=1)
+    wait_until(lambda: broker.held() == 1, "the pull is held")
+    broker.message_filters.configure(dataclasses.replace(broker.config, enable_property_filter=False))
+    put(broker, 1)
+    assert future.result(30).code == 1
+
+
+def test_a_held_pull_whose_group_goes_over_to_tags_waits_on_and_gets_them(reading_broker: Make) -> None:
+    mark = 0
+    broker = reading_broker(enable_property_filter=True, readable_end=lambda: mark)
+    put(broker, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5")
+    future = caller.begin_pull(0, sysFlag=2, subVersion=1)
+    wait_until(lambda: broker.held() == 1, "the pull is held")
+    caller.heartbeat("c1", {"G": {"T": "*"}}, version=2)
+    put(broker, 1)
+    assert broker.held() == 1
+    mark = broker.log.end
+    broker.polling.on_mark()
+    assert bodies(future.result(30)) == [b"a6", b"a1"]
+
+
+def test_a_held_pull_that_ends_leaves_no_watch(broker: ReadingBroker) -> None:
+    put(broker, 6)
+    caller = broker.caller()
+    held(broker, caller, 1, **SQL)
+    watches = broker.polling.judging._watches  # type: ignore[union-attr]
+    assert broker.on_loop(lambda: len(watches)) == 1
+    caller.close()
+    wait_until(lambda: broker.held() == 0, "it is let go")
+    assert broker.on_loop(lambda: len(watches)) == 0
 
 
 def test_a_held_pull_is_judged_by_the_subscription_of_its_group_as_it_is_when_it_wakes(
@@ -281,3 +380,80 @@ def test_a_slave_filters_alike(reading_broker: Make) -> None:
     broker = reading_broker(role=BrokerRole.SLAVE, enable_property_filter=True)
     put(broker, 1, 6)
     assert bodies(broker.caller().pull(0, **SQL)) == [b"a6"]
+
+
+def long_expression(number: int = 0) -> str:
+    """One that takes a while to compile, and takes `a > 5` messages."""
+    return f"a > 5 AND b{number} IS NULL AND (" + " OR ".join(f"c{part} IS NULL" for part in range(500)) + ")"
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(expression, thread) of each that is compiled from now on."""
+    compiled: list[tuple[str, str]] = []
+
+    def compile_it(expression: str) -> SqlFilter:
+        compiled.append((expression, threading.current_thread().name))
+        return compile_filter(expression)
+
+    monkeypatch.setattr(consumer_filters, "compile_filter", compile_it)
+    return compiled
+
+
+def test_nothing_is_compiled_while_filters_are_off(
+    reading_broker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    broker = reading_broker()
+    put(broker, 1, 6)
+    caller = broker.caller()
+    subscribe(caller, "a > 5 AND off IS NULL")
+    assert (caller.pull(0, sysFlag=0, subVersion=1).code, compiled) == (1, [])
+
+
+def test_the_last_subscription_of_a_topic_is_compiled_and_no_other(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    subscriptions = [
+        {
+            "topic": "T",
+            "subString": f"a > {number} AND last IS NULL",
+            "expressionType": "SQL92",
+            "subVersion": number,
+        }
+        for number in range(1, 5)
+    ]
+    broker.caller().heartbeat("c1", {"G": {}}, subscriptionDataSet=subscriptions)
+    assert [expression for expression, _ in compiled] == ["a > 4 AND last IS NULL"]
+
+
+def test_a_long_expression_is_compiled_by_a_work_thread(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = counting(monkeypatch)
+    put(broker, 1, 6)
+    caller = broker.caller()
+    subscribe(caller, long_expression(1))
+    assert bodies(caller.pull(0, sysFlag=0, subVersion=1)) == [b"a6"]
+    assert bodies(caller.pull(0, expressionType="SQL92", subscription=long_expression(2))) == [b"a6"]
+    assert check(caller, long_expression(3)).code == 0
+    assert [thread.startswith("remoting-work") for _, thread in compiled] == [True] * 3
+    subscribe(broker.caller(), long_expression(1), version=2)
+    assert len(compiled) == 3
+
+
+def test_a_connection_may_bring_so_much_to_be_compiled(broker: ReadingBroker) -> None:
+    caller = broker.caller()
+    for number in range(200):
+        answer = caller.heartbeat("c1", {f"G{number}": {}}, subscriptionDataSet=[
+            {"topic": "T", "subString": long_expression(number + 10), "expressionType": "SQL92", "subVersion": 1}
+        ])  # fmt: skip
+        if answer.code:
+            break
+    assert 20 < number < 199
+    assert "a connection may bring 262144, and 4096 more each second" in (answer.remark or "")
+    broker.now_s += 60
+    assert not broker.caller().heartbeat("c2", {"G": {}}).code
+    assert not caller.heartbeat("c1", {"Again": {}}, subscriptionDataSet=[
+        {"topic": "T", "subString": long_expression(999), "expressionType": "SQL92", "subVersion": 1}
+    ]).code  # fmt: skip

@@ -214,13 +214,13 @@ class ReadingBroker:
             PullProcessor(
                 self.config, topics=self.topics, groups=self.groups, filters=self.message_filters,
                 offsets=self.offsets, reader=self.reader, long_polling=self.polling, stats=self.stats,
-                barrier=self.barrier, offload=self._offload, on_offset_moved=self.moved.append,
-                mend=self.store.mender.mend,
+                barrier=self.barrier, offload=self._offload, make=self._make, judge=self._judge,
+                on_offset_moved=self.moved.append, mend=self.store.mender.mend,
             ),
-            ClientConfigProcessor(self.message_filters),
-            OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload),
+            ClientConfigProcessor(self.message_filters, self._make),
+            OffsetsProcessor(self.offsets, self.log, find_queue, self.reader, self._offload, self._make),
             HeartbeatProcessor(
-                self.clients, self.groups, self.topics, creates_topics=not role.is_slave,
+                self.clients, self.groups, self.topics, self.filters, self._make, creates_topics=not role.is_slave,
                 clock_s=lambda: self.now_s,
             ),
             GroupsProcessor(self.groups, self.offsets, self._offload, is_slave=role.is_slave),
@@ -228,13 +228,14 @@ class ReadingBroker:
             QueryProcessor(
                 self.log,
                 self.store.index,
-                self._offload,
+                self._make,
                 MessageRights(None, self.clients),
                 suspect=self.store.index_mender.suspect,
             ),
         ]  # fmt: skip
         handlers = {code: handler for part in processors for code, handler in part.handlers().items()}
         self.offloaded = 0
+        self.judged = 0
         self.server = RemotingServer([Listener("127.0.0.1", 0, handlers)])
         self.store.dispatcher.on_arrival = self.polling.on_arrival
         self.server.start()
@@ -250,6 +251,16 @@ class ReadingBroker:
     def _offload(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         self.offloaded += 1
         return self.server.offload(function, *args)
+
+    def _judge(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        self.judged += 1
+        return self.server.offload_aside(function, *args)
+
+    def _make(
+        self, connection: Connection, function: Callable[..., Any], *args: Any, **size: int
+    ) -> asyncio.Future[Any]:
+        self.offloaded += 1
+        return self.server.make(connection, function, *args, **size)
 
     def caller(self) -> Caller:
         self._callers.append(Caller(self))

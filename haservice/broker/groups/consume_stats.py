@@ -40,7 +40,7 @@ from haservice.remoting.headers.admin import (
     ConsumeTimeSpanHeader,
 )
 from haservice.remoting.headers.clients import TopicHeader
-from haservice.remoting.workers import Offload
+from haservice.remoting.owed import Make
 
 # Group → the topics its members subscribe; None: no member is online, or says what it subscribes.
 Online = dict[str, Collection[str] | None]
@@ -56,7 +56,7 @@ class ConsumeStatsProcessor:
         offsets: ConsumerOffsets,
         view: StoreQueues,
         traffic: Traffic,
-        offload: Offload,
+        make: Make,
         *,
         broker_name: str,
         broker_addr: str,
@@ -67,7 +67,7 @@ class ConsumeStatsProcessor:
         self._offsets = offsets
         self._view = view
         self._traffic = traffic
-        self._offload = offload
+        self._make = make
         self._broker_name = broker_name
         self._broker_addr = broker_addr
         self._clock_ms = clock_ms
@@ -86,7 +86,9 @@ class ConsumeStatsProcessor:
         subscribed = self._subscribed(header.consumer_group)
         topic = (header.topic or "").strip()
         self._traffic.settle()
-        return asyncio.ensure_future(self._of_group(request, header.consumer_group, topic, subscribed))
+        return asyncio.ensure_future(
+            self._of_group(connection, request, header.consumer_group, topic, subscribed)
+        )
 
     def by_whom(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """300."""
@@ -100,34 +102,41 @@ class ConsumeStatsProcessor:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        return asyncio.ensure_future(self._time_spans(request, topic, header.group))
+        return asyncio.ensure_future(self._time_spans(connection, request, topic, header.group))
 
     def of_broker(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """317: of every group that is online or has offsets."""
         ordered_only = BrokerConsumeStatsHeader.decode(request.ext).is_order
         online: Online = {name: self._subscribed(name) for name in self._clients.consumers}
         self._traffic.settle()
-        return asyncio.ensure_future(self._of_broker(request, ordered_only, online))
+        return asyncio.ensure_future(self._of_broker(connection, request, ordered_only, online))
 
     def _subscribed(self, name: str) -> Collection[str] | None:
         group = self._clients.group(name)
         return set(group.subscriptions) if group is not None and group.subscriptions else None
 
     async def _of_group(
-        self, request: RemotingCommand, group: str, topic: str, subscribed: Collection[str] | None
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        group: str,
+        topic: str,
+        subscribed: Collection[str] | None,
     ) -> RemotingCommand:
-        topics = [topic] if topic else await self._offload(self._offsets.topics_of, group)
-        stats = await self._offload(self._progress, group, topics, subscribed)
+        topics = [topic] if topic else await self._make(connection, self._offsets.topics_of, group)
+        stats = await self._make(connection, self._progress, group, topics, subscribed)
         return request.answer(body=stats.encode())
 
-    async def _time_spans(self, request: RemotingCommand, topic: TopicConfig, group: str) -> RemotingCommand:
-        spans = await self._offload(self._spans, topic, group)
+    async def _time_spans(
+        self, connection: Connection, request: RemotingCommand, topic: TopicConfig, group: str
+    ) -> RemotingCommand:
+        spans = await self._make(connection, self._spans, topic, group)
         return request.answer(body=ConsumeTimeSpans(spans).encode())
 
     async def _of_broker(
-        self, request: RemotingCommand, ordered_only: bool, online: Online
+        self, connection: Connection, request: RemotingCommand, ordered_only: bool, online: Online
     ) -> RemotingCommand:
-        body = await self._offload(self._everything, ordered_only, online)
+        body = await self._make(connection, self._everything, ordered_only, online)
         return request.answer(body=body.encode())
 
     # In a work thread

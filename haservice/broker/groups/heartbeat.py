@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import ClientTable
 from haservice.broker.groups.subscription_groups import GROUP_LENGTH_MAX, Groups
+from haservice.broker.pull.consumer_filters import ConsumerFilters, compile_all, expressions
 from haservice.broker.send.retries import retry_topic
 from haservice.broker.topics.table import SYS_FLAG_UNIT_SUB, TopicsFull, TopicTable, name_fault
 from haservice.errors import RequestError
@@ -23,12 +24,33 @@ from haservice.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection, Processor
 from haservice.remoting.headers.clients import ConsumerGroupHeader, UnregisterClientHeader
+from haservice.remoting.owed import ANSWERS_BYTES_MAX, Make
 
 # More than any real client names at once.
 GROUPS_MAX = 1024
 SUBSCRIPTIONS_MAX = 4096
 # For one connection, in all its heartbeats: clients of one process may share it.
 MEMBERSHIPS_MAX = 4 * GROUPS_MAX
+# For one connection: new SQL92 expressions that work threads compile, in characters.
+COMPILED_CHARS_MAX = 256 * 1024
+COMPILED_CHARS_A_SECOND = 4096
+
+
+class _Budget:
+    """How many characters may be compiled for a connection now."""
+
+    def __init__(self, now_s: float) -> None:
+        self._left: float = COMPILED_CHARS_MAX
+        self._at_s = now_s
+
+    def spend(self, chars: int, now_s: float) -> bool:
+        """False if that is more than is left; then nothing is spent."""
+        earned = (now_s - self._at_s) * COMPILED_CHARS_A_SECOND
+        self._left, self._at_s = min(COMPILED_CHARS_MAX, self._left + earned), now_s
+        if chars > self._left:
+            return False
+        self._left -= chars
+        return True
 
 
 class HeartbeatProcessor:
@@ -39,6 +61,8 @@ class HeartbeatProcessor:
         clients: ClientTable,
         groups: Groups,
         topics: TopicTable,
+        filters: ConsumerFilters,
+        make: Make,
         *,
         creates_topics: bool,
         requester_of: Callable[[Connection, RemotingCommand], Requester | None] = lambda _, __: None,
@@ -48,6 +72,9 @@ class HeartbeatProcessor:
         self._clients = clients
         self._groups = groups
         self._topics = topics
+        self._filters = filters
+        self._make = make
+        self._budgets: dict[Connection, _Budget] = {}
         self._creates_topics = creates_topics
         self._requester_of = requester_of
         self._clock_s = clock_s
@@ -59,13 +86,59 @@ class HeartbeatProcessor:
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
         }
 
-    def heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def heartbeat(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         requester = self._requester_of(connection, command)
         body = hashlib.blake2b(command.body, digest_size=16).digest()
         digest = body, command.language, command.version, requester
         if self._clients.repeat(connection, digest, self._clock_s(), self._is_made):
             return command.answer()
         data = self._checked(connection, command)
+        slow = self._filters.slow(
+            (consumer.group_name, consumer.subscription_data_set) for consumer in data.consumer_data_set
+        )
+        if slow:
+            self._spend(connection, sum(map(len, slow)))
+            return self._taken_later(connection, command, data, digest, requester, slow)
+        return self._taken(connection, command, data, digest, requester)
+
+    async def _taken_later(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        data: HeartbeatData,
+        digest: object,
+        requester: Requester | None,
+        slow: list[str],
+    ) -> RemotingCommand:
+        """Once a work thread has compiled its expressions; those of one connection one after the other."""
+        expressions.keep(await self._make(connection, compile_all, slow, size=ANSWERS_BYTES_MAX))
+        if connection.closed:
+            return command.answer()
+        return self._taken(connection, command, data, digest, requester)
+
+    def _spend(self, connection: Connection, chars: int) -> None:
+        """Raises RequestError if the connection brings more expressions than work threads may compile for it."""
+        budget, now_s = self._budgets.get(connection), self._clock_s()
+        if budget is None:
+            budget = self._budgets[connection] = _Budget(now_s)
+            connection.on_close.append(self._budgets.__delitem__)
+        if not budget.spend(chars, now_s):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"heartbeat brings new SQL92 expressions of {chars} characters; a connection may bring"
+                f" {COMPILED_CHARS_MAX}, and {COMPILED_CHARS_A_SECOND} more each second",
+            )
+
+    def _taken(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        data: HeartbeatData,
+        digest: object,
+        requester: Requester | None,
+    ) -> RemotingCommand:
         for consumer in data.consumer_data_set:
             self._make_group(consumer)
         language = _language_name(command.language)

@@ -39,6 +39,7 @@ from haservice.remoting.headers.clients import (
     UpdateConsumerOffsetHeader,
 )
 from haservice.remoting.headers.copies import CopyOffsetsHeader
+from haservice.remoting.owed import Make
 from haservice.remoting.workers import Offload
 
 
@@ -62,12 +63,14 @@ class OffsetsProcessor:
         find_queue: Callable[[str, int], TimedQueue | None],
         reader: PullReader,
         offload: Offload,
+        make: Make,
     ) -> None:
         self._offsets = offsets
         self._log = log
         self._find_queue = find_queue
         self._reader = reader
         self._offload = offload
+        self._make = make
         self._copies = OffsetCopies(offsets)
 
     def handlers(self) -> dict[int, Processor]:
@@ -131,12 +134,14 @@ class OffsetsProcessor:
         quick = self._copies.quick(header)
         if quick is not None:
             return command.answer(ext=quick.header.encode())
-        return asyncio.ensure_future(self._all_offsets(command, header))
+        return asyncio.ensure_future(self._all_offsets(connection, command, header))
 
-    async def _all_offsets(self, command: RemotingCommand, header: CopyOffsetsHeader) -> RemotingCommand:
+    async def _all_offsets(
+        self, connection: Connection, command: RemotingCommand, header: CopyOffsetsHeader
+    ) -> RemotingCommand:
         if header.part is None:
-            return command.answer(body=memoryview(await self._offload(self._copies.whole)))
-        made = await self._offload(self._copies.answer, header)
+            return command.answer(body=memoryview(await self._make(connection, self._copies.whole)))
+        made = await self._make(connection, self._copies.answer, header)
         return command.answer(ext=made.header.encode(), body=memoryview(made.body))
 
     # Of queues

@@ -42,6 +42,7 @@ from haservice.remoting.headers.admin import (
     ConsumeQueueHeader,
     CorrectionOffsetHeader,
 )
+from haservice.remoting.owed import Make
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class QueueInspectionProcessor:
         view: StoreQueues,
         traffic: Traffic,
         offload: Offload,
+        make: Make,
         *,
         is_slave: bool,
     ) -> None:
@@ -70,6 +72,7 @@ class QueueInspectionProcessor:
         self._view = view
         self._traffic = traffic
         self._offload = offload
+        self._make = make
         self._is_slave = is_slave
 
     def handlers(self) -> dict[int, Processor]:
@@ -87,12 +90,15 @@ class QueueInspectionProcessor:
     ) -> asyncio.Future[RemotingCommand]:
         """For an index outside the queue the answer has no body, as RocketMQ's tools expect."""
         header = ConsumeQueueHeader.decode(request.ext)
-        return asyncio.ensure_future(self._consume_queue(request, header))
+        return asyncio.ensure_future(self._consume_queue(connection, request, header))
 
-    async def _consume_queue(self, request: RemotingCommand, header: ConsumeQueueHeader) -> RemotingCommand:
+    async def _consume_queue(
+        self, connection: Connection, request: RemotingCommand, header: ConsumeQueueHeader
+    ) -> RemotingCommand:
         topic, queue_id = header.topic, header.queue_id
         count = max(0, min(header.count, ENTRIES_MAX))
-        entries = await self._offload(self._view.entries, topic, queue_id, header.index, count)
+        place = topic, queue_id, header.index
+        entries = await self._make(connection, self._view.entries, *place, count)
         if entries is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         least, most = self._view.bounds(topic, queue_id)

@@ -1,8 +1,9 @@
 """ConsumerFilters: what groups subscribed by expression, and `config/consumerFilter.json`.
 
-A heartbeat with a new version of a filter compiles it.  A filter dies when its group has no member left or
-no longer subscribes its topic.  A dead one is kept for 24 h, as in RocketMQ, for a group that comes back and
-for messages of its retry topic.
+A heartbeat with a new version of a filter compiles it: a work thread does if it is long, the loop if it is
+short (`Expressions`).  Nothing is compiled while filters are off.  A filter dies when its group has no
+member left or no longer subscribes its topic.  A dead one is kept for 24 h, as in RocketMQ, for a group
+that comes back and for messages of its retry topic.
 
 Only the loop changes the table; the lock is for the thread that writes the file.
 """
@@ -11,13 +12,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.pull.bloom import BITS, bit_positions
-from haservice.broker.pull.sql_filter import SqlFault, SqlFilter, compile_filter
+from haservice.broker.pull.sql_filter import EXPRESSION_CHARS_MAX, SqlFault, SqlFilter, compile_filter
 from haservice.broker.pull.tag_filter import SQL92, TAG
 from haservice.persisted_file import PersistedFile
 from haservice.remoting.bodies.clients import SubscriptionData
@@ -35,8 +35,76 @@ DEAD_KEPT_MS = 24 * 3600 * 1000
 DEAD_AT_LOAD_MS = 30_000
 # More than a broker's consumers have; a peer can make up names at no cost.
 FILTERS_MAX = 20_000
+# The same in characters of all expressions: compiled, one takes some 150 bytes for each.
+FILTERS_CHARS_MAX = 2 * 1024 * 1024
+# So many characters of compiled expressions are kept for those who ask with the same text again.
+KEPT_CHARS_MAX = 512 * 1024
+# To compile so many characters takes less than to hand them to a work thread and back would delay others.
+SHORT_CHARS = 256
 
-compiled = lru_cache(maxsize=1024)(compile_filter)
+Made = SqlFilter | SqlFault
+
+
+class Expressions:
+    """Expressions that were compiled lately, by their text; a faulty one with its fault."""
+
+    def __init__(self) -> None:
+        # Guards both: brokers of one process have a loop each.
+        self._lock = threading.Lock()
+        self._made: dict[str, Made] = {}
+        self._chars = 0
+
+    def find(self, expression: str) -> Made | None:
+        with self._lock:
+            made = self._made.pop(expression, None)
+            if made is not None:
+                self._made[expression] = made  # the last one to be forgotten
+            return made
+
+    def keep(self, made: Mapping[str, Made]) -> None:
+        with self._lock:
+            for expression, one in made.items():
+                if self._made.pop(expression, None) is None:
+                    self._chars += len(expression)
+                self._made[expression] = one
+            while self._chars > KEPT_CHARS_MAX:
+                oldest = next(iter(self._made))
+                del self._made[oldest]
+                self._chars -= len(oldest)
+
+    def compiled(self, expression: str) -> SqlFilter:
+        """Raises SqlFault.  Compiles it here and now unless it is known."""
+        made = self.find(expression)
+        if made is None:
+            made = compile_all([expression])[expression]
+            if len(expression) <= EXPRESSION_CHARS_MAX:
+                self.keep({expression: made})
+        if isinstance(made, SqlFault):
+            raise SqlFault(str(made))
+        return made
+
+    def slow(self, wanted: Iterable[str]) -> list[str]:
+        """Those of `wanted` that a work thread has to compile first, so that compiled() is quick."""
+        new = [
+            one
+            for one in dict.fromkeys(wanted)
+            if len(one) <= EXPRESSION_CHARS_MAX and self.find(one) is None
+        ]
+        return new if sum(map(len, new)) > SHORT_CHARS else []
+
+
+def compile_all(wanted: Sequence[str]) -> dict[str, Made]:
+    """Each expression compiled, or its fault."""
+    made: dict[str, Made] = {}
+    for expression in wanted:
+        try:
+            made[expression] = compile_filter(expression)
+        except SqlFault as fault:
+            made[expression] = fault
+    return made
+
+
+expressions = Expressions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +134,11 @@ class ConsumerFilters:
         self._lock = threading.Lock()
         self._groups: dict[str, dict[str, ConsumerFilter]] = {}
         self._count = 0
+        self._chars = 0
+        self.enabled = True
+        """Whether the broker filters messages by expressions (enablePropertyFilter)."""
+        # Topics that groups named while filters were off.
+        self._passed: dict[str, set[str]] = {}
         self.changes = 0
         """How often any filter was made, changed or dropped."""
 
@@ -73,17 +146,54 @@ class ConsumerFilters:
         filters = self._groups.get(group)
         return None if filters is None else filters.get(topic)
 
+    def of(self, group: str, topic: str, subscribed: SubscriptionData | None) -> ConsumerFilter | None:
+        """As find(); takes the group's subscription of the topic first, if it came while filters were off."""
+        passed = self._passed.get(group)
+        if self.enabled and subscribed is not None and passed is not None and topic in passed:
+            passed.discard(topic)
+            for data in self._meant([subscribed]):
+                self._take(group, topic, data.sub_string or "", data.expression_type or "", data.sub_version)
+        return self.find(topic, group)
+
     def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
         """Takes a heartbeat's subscriptions of `group`.  Filters of topics that it does not name die."""
-        topics = set()
-        for data in wanted:
-            topics.add(data.topic)
-            if data.expression_type not in (None, "", TAG) and data.sub_string:
-                self._take(group, data.topic, data.sub_string, data.expression_type or "", data.sub_version)
-        self._bury(group, topics)
+        wanted = list(wanted)
+        self._passed.pop(group, None)
+        if not self.enabled:
+            self._passed[group] = {data.topic for data in wanted}
+        for data in self._meant(wanted):
+            self._take(group, data.topic, data.sub_string or "", data.expression_type or "", data.sub_version)
+        self._bury(group, {data.topic for data in wanted})
+
+    def slow(self, heard: Iterable[tuple[str, Iterable[SubscriptionData]]]) -> list[str]:
+        """Expressions that register() would compile for these groups, and a work thread has to compile first."""
+        return expressions.slow(
+            data.sub_string or ""
+            for group, wanted in heard
+            for data in self._meant(wanted)
+            if data.expression_type == SQL92 and self._is_news(group, data)
+        )
+
+    def _meant(self, wanted: Iterable[SubscriptionData]) -> Iterable[SubscriptionData]:
+        """The last subscription of each topic by an expression; none where filters are off."""
+        if not self.enabled:
+            return ()
+        return {
+            data.topic: data
+            for data in wanted
+            if data.expression_type not in (None, "", TAG) and data.sub_string
+        }.values()
+
+    def _is_news(self, group: str, data: SubscriptionData) -> bool:
+        known = self.find(data.topic, group)
+        if known is None:
+            return True
+        is_same = known.expression == data.sub_string and known.compiled is not None
+        return data.sub_version > known.version and not is_same
 
     def unregister(self, group: str) -> None:
         """The last member of `group` has left."""
+        self._passed.pop(group, None)
         self._bury(group, set())
 
     def _take(self, group: str, topic: str, expression: str, expression_type: str, version: int) -> None:
@@ -99,11 +209,18 @@ class ConsumerFilters:
         if taken is None:
             # Its pulls are refused from now on, and the refusal tells the consumer what is wrong.
             self._drop(group, topic)
-        elif known is None and self._count >= FILTERS_MAX:
+        elif self._is_full(known, expression):
+            self._drop(group, topic)
             logger.warning("filter is not kept, there are %d group=%s topic=%s", self._count, group, topic)
         else:
             self._put(ConsumerFilter(group, topic, expression, version, self._clock_ms(), compiled=taken))
             logger.info("filter taken group=%s topic=%s expression=%s", group, topic, expression)
+
+    def _is_full(self, known: ConsumerFilter | None, expression: str) -> bool:
+        if known is None and self._count >= FILTERS_MAX:
+            return True
+        before = 0 if known is None else len(known.expression)
+        return self._chars - before + len(expression) > FILTERS_CHARS_MAX
 
     def _bury(self, group: str, living: set[str]) -> None:
         filters = self._groups.get(group)
@@ -116,15 +233,19 @@ class ConsumerFilters:
     def _put(self, one: ConsumerFilter) -> None:
         with self._lock:
             filters = self._groups.setdefault(one.group, {})
-            self._count += one.topic not in filters
+            before = filters.get(one.topic)
+            self._count += before is None
+            self._chars += len(one.expression) - (0 if before is None else len(before.expression))
             filters[one.topic] = one
             self.changes += 1
 
     def _drop(self, group: str, topic: str) -> None:
         with self._lock:
             filters = self._groups.get(group)
-            if filters is not None and filters.pop(topic, None) is not None:
+            dropped = None if filters is None else filters.pop(topic, None)
+            if filters is not None and dropped is not None:
                 self._count -= 1
+                self._chars -= len(dropped.expression)
                 self.changes += 1
                 if not filters:
                     del self._groups[group]
@@ -186,7 +307,7 @@ def _made(group: str, topic: str, expression: str, expression_type: str) -> SqlF
     if expression_type != SQL92:
         return None
     try:
-        taken = compiled(expression)
+        taken = expressions.compiled(expression)
     except SqlFault as fault:
         logger.warning("filter does not compile group=%s topic=%s reason=%s", group, topic, fault)
         return None

@@ -2,9 +2,11 @@
 
 A pull that finds nothing new is held under its (topic, queue) until one of these happens:
 
-    arrival     the dispatcher has indexed a message that the pull's filter lets through
+    arrival     the dispatcher has indexed a message that the pull's filter lets through; if the filter looks at
+                the message itself, `judging` says so (judging.py)
     mark        the high-water mark has moved, for pulls that wait below the queue's end
     deadline    its time is up; it is then answered "nothing new"
+    writable    its peer takes what we write again; until then it waits, its deadline past or not
     close       its connection ended; it is dropped
     stop        the broker ends; it is refused, and so are those that come after
 
@@ -52,7 +54,27 @@ class PullingPeer(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    @property
+    def overloaded(self) -> bool: ...
+
+    def when_writable(self, callback: Callable[[], object]) -> None: ...
+
     on_close: Any
+
+
+class Judge(Protocol):
+    """Says which pulls with a selector a message wakes; see judging.py."""
+
+    @property
+    def awaits_mark(self) -> bool: ...
+
+    def add(self, pull: HeldPull, /) -> None: ...
+
+    def remove(self, pull: HeldPull, /) -> None: ...
+
+    def arrived(self, key: QueueKey, /) -> None: ...
+
+    def mark_moved(self) -> None: ...
 
 
 class PullTimers(Protocol):
@@ -67,19 +89,33 @@ class PullTimers(Protocol):
 
 class HeldPull:
     """One pull that waits.  `below_mark`: the queue has messages above the high-water mark, so it waits for
-    the mark.
+    the mark.  `judged_by`: equal for pulls of a queue that judge messages alike, their own
+    expression or their group; None without a selector.
+    Pulls that are judged look again only when they were `woken`.
 
     Nothing that a held pull refers to refers to it: it is freed when it is let go, without the collector.
     """
 
-    __slots__ = ("below_mark", "codes", "connection", "key", "tick", "wanted")
+    __slots__ = (
+        "below_mark", "codes", "connection", "judged_by", "key", "overdue", "tick", "wanted", "woken",
+    )  # fmt: skip
 
-    def __init__(self, connection: PullingPeer, key: QueueKey, wanted: int, codes: TagCodes) -> None:
+    def __init__(
+        self,
+        connection: PullingPeer,
+        key: QueueKey,
+        wanted: int,
+        codes: TagCodes,
+        judged_by: tuple[str, str] | None = None,
+    ) -> None:
         self.connection = connection
         self.key = key
         self.wanted = wanted
         self.codes = codes
         self.below_mark = False
+        self.judged_by = judged_by
+        self.woken = False
+        self.overdue = False
         self.tick = 0
 
     def attempt(self, final: bool) -> bool:
@@ -104,6 +140,8 @@ class LongPolling:
         on_awaited: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_awaited` is called when a pull begins to wait while no other does."""
+        self.judging: Judge | None = None
+        """Set before a pull with a selector is held."""
         self._on_awaited = on_awaited
         self._held_max = held_max
         self._timers = timers
@@ -111,6 +149,8 @@ class LongPolling:
         self._queues: dict[QueueKey, set[HeldPull]] = {}
         self._connections: dict[PullingPeer, set[HeldPull]] = {}
         self._below_mark: set[HeldPull] = set()
+        # Their peers do not read; they will say when they do.
+        self._congested: set[PullingPeer] = set()
         # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
         self._ticks: dict[int, set[HeldPull]] = {}
         self._order: list[int] = []
@@ -139,24 +179,39 @@ class LongPolling:
         if timers is None:
             timers = self._timers = asyncio.get_running_loop()
         self._insert(pull, timers.time() + min(seconds, HOLD_SECONDS_MAX))
-        self._wake(pull)
+        if pull.judged_by is None:
+            self._wake(pull)
+        else:
+            self._judge().add(pull)
         return True
 
-    def notify(self, arrivals: Iterable[Arrival]) -> None:
+    def notify(self, arrivals: Sequence[Arrival]) -> None:
         """Wakes the pulls that wait for one of `arrivals`."""
         woken = [
             pull
             for topic, queue_id, next_queue_offset, tags_code in arrivals
             for pull in self._queues.get((topic, queue_id), ())
-            if next_queue_offset > pull.wanted and not pull.below_mark and lets_through(pull.codes, tags_code)
+            if next_queue_offset > pull.wanted
+            and not pull.below_mark
+            and pull.judged_by is None
+            and lets_through(pull.codes, tags_code)
         ]
         if woken:
             self._wake_some(iter(woken))
+        if self.judging is not None:
+            for key in {(topic, queue_id) for topic, queue_id, _, _ in arrivals}:
+                self.judging.arrived(key)
+
+    def wake(self, pulls: Iterable[HeldPull]) -> None:
+        """Looks again for these."""
+        self._wake_some(iter(pulls))
 
     def recheck(self) -> None:
         """Looks again for the pulls that wait below the mark."""
         if self._below_mark:
             self._wake_some(iter(list(self._below_mark)))
+        if self.judging is not None:
+            self.judging.mark_moved()
 
     def check(self) -> None:
         """Answers the pulls whose time is up, and sets the timer for the next."""
@@ -166,9 +221,9 @@ class LongPolling:
             due = self._ticks[self._order[0]]
             while due and attempts < ATTEMPTS_AT_ONCE:
                 pull = due.pop()
-                if self._remove(pull):
-                    pull.attempt(True)
-                    attempts += 1
+                pull.overdue = True
+                self._wake(pull)
+                attempts += 1
             if not due:
                 del self._ticks[heapq.heappop(self._order)]
         self._arm()
@@ -210,7 +265,7 @@ class LongPolling:
 
     def on_mark(self) -> None:
         """The high-water mark has moved."""
-        if self._below_mark:
+        if self._below_mark or (self.judging is not None and self.judging.awaits_mark):
             self._post(self.recheck)
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
@@ -233,6 +288,16 @@ class LongPolling:
             self._timers.call_at(self._timers.time(), partial(self._wake_some, pulls))
 
     def _wake(self, pull: HeldPull) -> None:
+        if pull.connection.overloaded:
+            self._await_writable(pull.connection)
+            return
+        if pull.overdue:
+            if self._remove(pull):
+                pull.attempt(True)
+            return
+        if pull.judged_by is not None:
+            self._wake_judged(pull)
+            return
         done = pull.attempt(False)
         if not done and pull.below_mark and pull not in self._below_mark:
             # Stored first, checked then: the mark may have moved since the last look.
@@ -243,12 +308,37 @@ class LongPolling:
         elif not pull.below_mark:
             self._below_mark.discard(pull)
 
+    def _wake_judged(self, pull: HeldPull) -> None:
+        if not pull.woken:
+            return
+        if pull.attempt(False):
+            self._remove(pull)
+        else:  # its group subscribes by tags now
+            pull.judged_by = None
+            if pull.below_mark:
+                self._below_mark.add(pull)
+
+    def _judge(self) -> Judge:
+        assert self.judging is not None, "a broker that has selectors judges them"
+        return self.judging
+
+    def _await_writable(self, connection: PullingPeer) -> None:
+        """An answer might be large, and the peer has not read or got the last ones."""
+        if connection not in self._congested:
+            self._congested.add(connection)
+            connection.when_writable(partial(self._writable, connection))
+
+    def _writable(self, connection: PullingPeer) -> None:
+        self._congested.discard(connection)
+        if not connection.closed:
+            self._wake_some(iter(list(self._connections.get(connection, ()))))
+
     def _insert(self, pull: HeldPull, expires_at: float) -> None:
         self._count += 1
         if self._count == 1:
             self._on_awaited()
         self._queues.setdefault(pull.key, set()).add(pull)
-        if pull.below_mark:
+        if pull.below_mark and pull.judged_by is None:
             self._below_mark.add(pull)
         pulls = self._connections.get(pull.connection)
         if pulls is None:
@@ -274,6 +364,8 @@ class LongPolling:
             del self._queues[pull.key]
         self._count -= 1
         self._below_mark.discard(pull)
+        if pull.judged_by is not None:
+            self._judge().remove(pull)
         pulls = self._connections.get(pull.connection)
         if pulls is not None:
             pulls.discard(pull)

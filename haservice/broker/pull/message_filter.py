@@ -11,10 +11,12 @@ those of RocketMQ's PullMessageProcessor and ExpressionForRetryMessageFilter.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from commitlog.kernel.records import decode_properties
 from haservice.broker.groups.consumers import ClientTable, GroupSubscription
 from haservice.broker.groups.subscription_groups import GroupConfig
-from haservice.broker.pull.consumer_filters import ConsumerFilters, compiled
+from haservice.broker.pull.consumer_filters import ConsumerFilters, expressions
 from haservice.broker.pull.reader import Selector
 from haservice.broker.pull.sql_filter import SqlFault, SqlFilter
 from haservice.broker.pull.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
@@ -36,15 +38,31 @@ class MessageFilters:
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
         self._clients = clients
         self._filters = filters
-        self._enabled = config.enable_property_filter
+        self._enabled = filters.enabled = config.enable_property_filter
         self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
 
     def configure(self, config: BrokerConfig) -> None:
         """Takes the keys that may change while the broker runs."""
-        self._enabled = config.enable_property_filter
+        self._enabled = self._filters.enabled = config.enable_property_filter
         self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
+
+    @property
+    def enabled(self) -> bool:
+        return self._enabled
+
+    def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> tuple[str, str] | None:
+        """Equal for pulls of one queue whose selectors judge messages alike; None without a selector."""
+        if selector is None:
+            return None
+        if header.sys_flag & FLAG_SUBSCRIPTION and not header.topic.startswith(RETRY_PREFIX):
+            return header.subscription or "", ""
+        return "", header.consumer_group
+
+    def slow(self, expression_type: str | None, expression: str | None) -> list[str]:
+        """The expression that a request brings, if a work thread has to compile it first."""
+        return expressions.slow([expression or ""]) if self._enabled and expression_type == SQL92 else []
 
     def of(self, header: PullMessageHeader, group: GroupConfig) -> MessageFilter:
         if header.sys_flag & FLAG_SUBSCRIPTION:
@@ -111,7 +129,8 @@ class MessageFilters:
         return subscription.codes, None
 
     def _subscribed(self, header: PullMessageHeader, subscription: GroupSubscription) -> MessageFilter:
-        found = self._filters.find(header.topic, header.consumer_group)
+        self._check_enabled(subscription.expression_type)
+        found = self._filters.of(header.consumer_group, header.topic, subscription.data)
         if found is None:
             raise RequestError(
                 ResponseCode.FILTER_DATA_NOT_EXIST,
@@ -124,14 +143,13 @@ class MessageFilters:
                 f"filter {found.version} of group {header.consumer_group} is older than"
                 f" the pull's {header.sub_version}; the next heartbeat brings it",
             )
-        self._check_enabled(subscription.expression_type)
         return None, None if found.compiled is None else _selector(self._sound(found.compiled))
 
     def _retried(self, group: str) -> Selector:
         find = self._filters.find
 
         def selects(properties: bytes) -> bool:
-            values = decode_properties(properties)
+            values = _decoded(properties)
             found = find(values.get(RETRY_TOPIC, ""), group)
             return found is None or found.compiled is None or found.compiled.matches(values.get)
 
@@ -145,18 +163,22 @@ class MessageFilters:
             )
 
 
+# One message is tried for many expressions, one after the other.
+_decoded = lru_cache(maxsize=8)(decode_properties)
+
+
 def _compiled(expression_type: str | None, expression: str) -> SqlFilter:
     if expression_type != SQL92:
         raise _unreadable(f"its type {expression_type!r} is not known, {TAG} and {SQL92} are")
     try:
-        return compiled(expression)
+        return expressions.compiled(expression)
     except SqlFault as fault:
         raise _unreadable(str(fault)) from None
 
 
 def _selector(taken: SqlFilter) -> Selector:
     matches = taken.matches
-    return lambda properties: matches(decode_properties(properties).get)
+    return lambda properties: matches(_decoded(properties).get)
 
 
 def _unreadable(reason: str) -> RequestError:

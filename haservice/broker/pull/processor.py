@@ -8,8 +8,8 @@ Checks, their order and their codes are those of RocketMQ's PullMessageProcessor
 answer.  A slave serves pulls whatever slaveReadEnable says.  A held pull that wakes runs through everything
 again; if its topic was deleted meanwhile, or its account may not read it any more, it then gets that error.
 
-A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such a
-pull is held, the loop looks at each message that arrives once, and the next arrival does not look again.
+A selector looks at messages and not only at their index, so a work thread looks for its pull.  While such
+pulls are held, judging.py tries each message that arrives once for each expression.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from haservice.broker.acl.recipients import Recipients
 from haservice.broker.dispatch_barrier import DispatchBarrier
 from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
+from haservice.broker.pull.consumer_filters import compile_all, expressions
 from haservice.broker.pull.decision import (
     Damaged,
     Decision,
@@ -41,12 +42,13 @@ from haservice.broker.pull.decision import (
     decide,
     suggested,
 )
+from haservice.broker.pull.judging import Judging
 from haservice.broker.pull.long_polling import HeldPull, LongPolling, QueueKey
-from haservice.broker.pull.message_filter import MessageFilters
+from haservice.broker.pull.message_filter import FLAG_SUBSCRIPTION, MessageFilters
 from haservice.broker.pull.offset_moved import OffsetMoved
-from haservice.broker.pull.read_result import SCAN_ENTRIES_MAX, PullStatus, Scan
+from haservice.broker.pull.read_result import PullStatus, Scan
 from haservice.broker.pull.reader import WARN_AGAIN_S, PullReader, Selector
-from haservice.broker.pull.tag_filter import TagCodes
+from haservice.broker.pull.tag_filter import SQL92, TagCodes
 from haservice.broker.stats.counters import Stats
 from haservice.broker.topics.readable import Topics
 from haservice.broker.topics.table import PERM_READ
@@ -58,6 +60,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import PullMessageHeader
 from haservice.remoting.headers.pull_texts import pull_answer, read_pull
+from haservice.remoting.owed import Make, pass_on
 from haservice.remoting.server import Processor
 from haservice.remoting.workers import Offload
 
@@ -74,9 +77,6 @@ STOPPING = "the broker is shutting down"
 _SUCCESS, _FOUND_REMARK, _FOUND = int(ResponseCode.SUCCESS), PullStatus.FOUND.value, PullStep.FOUND
 
 Answer = RemotingCommand | Awaitable[RemotingCommand]
-
-# A held pull looks at so many new messages on the loop; a work thread looks at the rest.
-HELD_ENTRIES = 32
 
 
 @dataclass(slots=True)
@@ -105,12 +105,15 @@ class PullProcessor:
         barrier: DispatchBarrier,
         stats: Stats,
         offload: Offload,
+        make: Make,
+        judge: Offload,
         on_offset_moved: Callable[[OffsetMoved], None] | None = None,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
         recipients: Recipients | None = None,
     ) -> None:
-        """`mend` checks, in a work thread, an entry that does not fit the log; True if it fits now.  `recipients`
-        says who may still have messages when a held pull wakes.
+        """`judge` tries messages for held pulls with a selector.  `mend` checks, in a work thread, an entry that
+        does not fit the log; True if it fits now.  `recipients` says who may still have messages when a held
+        pull wakes.
         """
         self._recipients = recipients if recipients is not None else Recipients(None)
         self._config = config
@@ -123,11 +126,13 @@ class PullProcessor:
         self._barrier = barrier
         self._stats = stats
         self._offload = offload
+        self._make = make
         self._on_offset_moved = on_offset_moved
         self._mend = mend
         self._is_slave = config.role.is_slave
         self._rules = _rules_of(config)
         self._throttle = LogThrottle(WARN_AGAIN_S)
+        long_polling.judging = Judging(reader, judge, self._selector_of, long_polling.wake)
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -139,6 +144,21 @@ class PullProcessor:
 
     def pull(self, connection: Connection, command: RemotingCommand) -> Answer:
         header = read_pull(command.ext)
+        if header.expression_type == SQL92 and header.sys_flag & FLAG_SUBSCRIPTION:
+            slow = self._filters.slow(SQL92, header.subscription)
+            if slow:
+                return self._compiled(connection, command, header, slow)
+        return self._pulled(connection, command, header)
+
+    async def _compiled(
+        self, connection: Connection, command: RemotingCommand, header: PullMessageHeader, slow: list[str]
+    ) -> RemotingCommand:
+        """As pull(), once a work thread has compiled the expression that the pull brings."""
+        expressions.keep(await self._make(connection, compile_all, slow))
+        outcome = self._pulled(connection, command, header)
+        return outcome if isinstance(outcome, RemotingCommand) else await outcome
+
+    def _pulled(self, connection: Connection, command: RemotingCommand, header: PullMessageHeader) -> Answer:
         pull = self._checked(connection, command, header)
         if header.sys_flag & FLAG_COMMIT_OFFSET and not self._is_slave:
             where = header.consumer_group, header.topic, header.queue_id
@@ -202,20 +222,20 @@ class PullProcessor:
             return PullLook(scan, error=error)
         return PullLook(scan, body, time.perf_counter() - begun_s)
 
-    def _select(self, pull: _Pull, entries_max: int = SCAN_ENTRIES_MAX) -> PullLook:
+    def _select(self, pull: _Pull) -> PullLook:
         """As _look(), for a pull with a selector: the messages found are read already."""
         header, selector, begun_s = pull.header, pull.selector, time.perf_counter()
         assert selector is not None
         place = header.topic, header.queue_id, pull.wanted
         try:
-            scan, body = self._reader.select(*place, header.max_msg_nums, pull.codes, selector, entries_max)
+            scan, body = self._reader.select(*place, header.max_msg_nums, pull.codes, selector)
         except CommitLogError as error:
             return PullLook(Scan(PullStatus.NO_MATCHED_MESSAGE, pull.wanted, 0, 0), error=error)
         return PullLook(scan, body if scan.entries else None, time.perf_counter() - begun_s)
 
     async def _selected(self, pull: _Pull) -> RemotingCommand:
         pull.may_await_dispatch = False
-        outcome = self._answer(pull, await self._offload(self._select, pull))
+        outcome = self._answer(pull, await self._make(pull.connection, self._select, pull))
         return outcome if isinstance(outcome, RemotingCommand) else await outcome
 
     # Answering
@@ -254,7 +274,7 @@ class PullProcessor:
     async def _later(self, pull: _Pull, look: PullLook, decision: Decision) -> RemotingCommand:
         """Awaits what the decision asks for, and decides again."""
         if decision is PullStep.READ:
-            look = await self._offload(self._load, look.scan)
+            look = await self._make(pull.connection, self._load, look.scan)
         elif isinstance(decision, Mend):
             pull.mended, error = True, decision.error
             if await self._offload(self._mend, error.topic, error.queue_id, error.queue_offset):
@@ -302,12 +322,27 @@ class PullProcessor:
             seconds = self._config.short_polling_ms / 1000
         key = (header.topic, header.queue_id)
         requester = self._recipients.requester(pull.connection, pull.command)
-        held = _Held(self, pull, future, key, decision.wanted, requester)
+        judged_by = self._filters.judged_by(pull.selector, header)
+        held = _Held(self, pull, future, key, decision.wanted, judged_by, requester)
         held.below_mark = decision.below_mark
         # A pull may be held for long: it keeps none of the bytes that came with it.
         pull.command.ext = {}
         pull.command.body = b""
         return future if self._long_polling.hold(held, seconds) else None
+
+    def _attempt_selected(self, pull: _Pull) -> Answer:
+        """For a held pull whose selector takes a message, or whose time is up."""
+        outside = self._reader.outside(pull.header.topic, pull.header.queue_id, pull.wanted)
+        return self._selected(pull) if outside is None else self._answer(pull, PullLook(outside))
+
+    def _selector_of(self, held: HeldPull) -> Selector | None:
+        """The selector of a held pull as it is now.  Raises RequestError if it gets none."""
+        assert isinstance(held, _Held)
+        header = held.pull.header
+        if held.judged_by is not None and not held.judged_by[1] and self._filters.enabled:
+            return held.pull.selector  # the pull's own expression stays what it is
+        group = self._groups.find(header.consumer_group)
+        return None if group is None else self._filters.of(header, group)[1]
 
     def attempt(self, held: _Held, final: bool) -> bool:
         """Runs a held pull again; True if its future has its answer, or will get it."""
@@ -315,20 +350,25 @@ class PullProcessor:
         if future.done():
             return True
         command, header = first.command, first.header
-        if not final and not self._reader.indexed_beyond(header.topic, header.queue_id, held.wanted):
+        beyond = held.judged_by is not None or self._reader.indexed_beyond(*held.key, held.wanted)
+        if not final and not beyond:
             return False
         try:
             self._recipients.check_read(held.requester, header.topic, header.consumer_group)
             pull = self._checked(first.connection, command, header)
             pull.wanted, pull.held = held.wanted, not final
             pull.may_be_held = pull.may_await_dispatch = False
-            look = self._look(pull) if pull.selector is None else self._select(pull, HELD_ENTRIES)
-            decision = decide(look, pull, self._rules)
-            if type(decision) is Hold:
-                held.wanted, held.below_mark = decision
-                return False
-            pull.held = False
-            answer = self._carry_out(pull, look, decision)
+            if pull.selector is None:
+                look = self._look(pull)
+                decision = decide(look, pull, self._rules)
+                if type(decision) is Hold:
+                    held.wanted, held.below_mark = decision
+                    return False
+                pull.held = False
+                answer = self._carry_out(pull, look, decision)
+            else:
+                pull.held = False
+                answer = self._attempt_selected(pull)
         except RequestError as error:
             answer = command.answer(error.code, error.remark)
         except Exception as error:
@@ -336,8 +376,9 @@ class PullProcessor:
             answer = command.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         if isinstance(answer, RemotingCommand):
             future.set_result(answer)
+            first.connection.deliver(future)
         else:
-            asyncio.ensure_future(answer).add_done_callback(partial(_pass_on, future))
+            asyncio.ensure_future(answer).add_done_callback(partial(pass_on, future))
         return True
 
 
@@ -353,9 +394,10 @@ class _Held(HeldPull):
         future: asyncio.Future[RemotingCommand],
         key: QueueKey,
         wanted: int,
+        judged_by: tuple[str, str] | None,
         requester: Requester | None,
     ) -> None:
-        super().__init__(pull.connection, key, wanted, pull.codes)
+        super().__init__(pull.connection, key, wanted, pull.codes, judged_by)
         self.requester = requester
         self.processor = processor
         self.pull = pull
@@ -376,14 +418,3 @@ def keeps_offset(config: BrokerConfig) -> bool:
 
 def _rules_of(config: BrokerConfig) -> PullRules:
     return PullRules(config.slave_read_enable, keeps_offset(config))
-
-
-def _pass_on(future: asyncio.Future[RemotingCommand], done: asyncio.Future[RemotingCommand]) -> None:
-    if future.done():
-        return
-    if done.cancelled():
-        future.cancel()
-    elif (error := done.exception()) is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(done.result())

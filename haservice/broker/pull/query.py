@@ -25,7 +25,7 @@ from haservice.remoting.headers.clients import (
     QueryMessageResponseHeader,
     ViewMessageHeader,
 )
-from haservice.remoting.workers import Offload
+from haservice.remoting.owed import Make
 
 # The most that a tool gets; the answer has to fit a frame.
 QUERY_MESSAGES_MAX = 64
@@ -49,13 +49,13 @@ class Index(Protocol):
 
 
 class QueryProcessor:
-    """Everything runs in a work thread: only people ask, and old messages lie on the disk."""
+    """`make` has work threads do everything: only people ask, and old messages lie on the disk."""
 
     def __init__(
         self,
         log: QueriedLog,
         index: Index | None,
-        offload: Offload,
+        make: Make,
         rights: MessageRights,
         default_query_max_num: int = 32,
         suspect: Callable[[str, str, int], None] = lambda topic, key, offset: None,
@@ -71,7 +71,7 @@ class QueryProcessor:
         self._floor_of = floor_of
         self._log = log
         self._index = index
-        self._offload = offload
+        self._make = make
         self._rights = rights
         self._default_query_max_num = default_query_max_num
 
@@ -85,10 +85,12 @@ class QueryProcessor:
     def view(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         header = ViewMessageHeader.decode(command.ext)
         caller = self._rights.caller(connection, command)
-        return asyncio.ensure_future(self._view(command, header.offset, caller))
+        return asyncio.ensure_future(self._view(connection, command, header.offset, caller))
 
-    async def _view(self, command: RemotingCommand, offset: int, caller: Caller) -> RemotingCommand:
-        body: bytes | None = await self._offload(record_at, self._log, offset)
+    async def _view(
+        self, connection: Connection, command: RemotingCommand, offset: int, caller: Caller
+    ) -> RemotingCommand:
+        body: bytes | None = await self._make(connection, record_at, self._log, offset)
         if body is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}, or a damaged one"
@@ -101,12 +103,12 @@ class QueryProcessor:
         unique = command.ext.get(UNIQUE_KEY_QUERY) == "true"
         count = self._default_query_max_num if unique else header.max_num
         count = max(0, min(count, QUERY_MESSAGES_MAX))
-        return asyncio.ensure_future(self._query(command, header, count))
+        return asyncio.ensure_future(self._query(connection, command, header, count))
 
     async def _query(
-        self, command: RemotingCommand, header: QueryMessageHeader, count: int
+        self, connection: Connection, command: RemotingCommand, header: QueryMessageHeader, count: int
     ) -> RemotingCommand:
-        offsets, body = await self._offload(self._find, header, count)
+        offsets, body = await self._make(connection, self._find, header, count, size=QUERY_BYTES_MAX)
         mending = self._index is not None and self._mending()
         ext = QueryMessageResponseHeader(0, offsets[0] if offsets else 0, mending or None).encode()
         if not body:

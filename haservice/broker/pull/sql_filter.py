@@ -34,7 +34,7 @@ from haservice.broker.pull.sql_values import (
     order,
 )
 
-# RocketMQ has neither limit.  We compile an expression on the loop, and evaluate it for every message.
+# RocketMQ has neither limit.  An expression is evaluated for every message.
 EXPRESSION_CHARS_MAX = 8192
 NESTING_MAX = 50
 

@@ -39,6 +39,7 @@ from haservice.remoting.headers.lineage import (
     SwitchoverHeader,
 )
 from haservice.remoting.json_body import JSONBody
+from haservice.remoting.owed import Make
 from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,11 @@ class Log(Protocol):
 class LineageProcessor:
     """All requests but the first run in a work thread."""
 
-    def __init__(self, roles: Roles, log: Log, offload: Offload) -> None:
+    def __init__(self, roles: Roles, log: Log, offload: Offload, make: Make) -> None:
         self._roles = roles
         self._log = log
         self._offload = offload
+        self._make = make
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -86,7 +88,7 @@ class LineageProcessor:
         return request.answer(body=self._roles.describe().encode())
 
     def read_log(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
-        return self._offload(self._read_log, request, ReadLogHeader.decode(request.ext))
+        return self._make(connection, self._read_log, request, ReadLogHeader.decode(request.ext))
 
     def _read_log(self, request: RemotingCommand, header: ReadLogHeader) -> RemotingCommand:
         log = self._log

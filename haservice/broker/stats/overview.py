@@ -30,7 +30,7 @@ from haservice.remoting.headers.overview import (
     TopicsOverview,
     TrafficBody,
 )
-from haservice.remoting.workers import Offload
+from haservice.remoting.owed import Make
 
 # Topics that a group subscribes; None: no member is online, or says what it subscribes.
 Subscribed = Mapping[str, object] | None
@@ -46,14 +46,14 @@ class OverviewProcessor:
         offsets: ConsumerOffsets,
         view: StoreQueues,
         traffic: Traffic,
-        offload: Offload,
+        make: Make,
     ) -> None:
         self._topics = topics
         self._clients = clients
         self._offsets = offsets
         self._view = view
         self._traffic = traffic
-        self._offload = offload
+        self._make = make
 
     def handlers(self) -> dict[int, Processor]:
         return {
@@ -65,13 +65,13 @@ class OverviewProcessor:
         """40009."""
         header = PageHeader.decode(request.ext)
         self._traffic.settle()
-        return self._offload(self._topics_page, request, header, self._clients.by_topic())
+        return self._make(connection, self._topics_page, request, header, self._clients.by_topic())
 
     def groups(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """40010."""
         header = PageHeader.decode(request.ext)
         self._traffic.settle()
-        return self._offload(self._groups_page, request, header)
+        return self._make(connection, self._groups_page, request, header)
 
     # In a work thread
 
