@@ -46,6 +46,21 @@ _ONLY = {
 # Another coordinator than that of these clusters.
 _UNPLAYED = ("haservice/coordination/zookeeper.py",)
 _WAITS = ("asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for")
+# Where no broker of such a cluster can come, and why.
+_NEVER = (
+    (
+        (COORDINATED,),
+        # A switchover is asked of the coordinator, and who takes over needs no pledge: the lease is enough.
+        ("AskOne", "AwaitLevel", "Confirm", "FindOut", "GatherPledges", "LookAtSlaves", "SendPromote"),
+    ),
+    ((COORDINATED,), ("PROMOTE", "PLEDGE")),  # for the same reason
+    # The lease goes to a voter, which the old master knows, and which has all that anybody has.
+    ((COORDINATED,), ("Prove", "Pull")),
+    # Only mqadmin reads these; a broker reads and writes by kv/txn.
+    ((COORDINATED,), ("kv/range", "lease/timetolive")),
+    # Clients of DLedger ask these; PULL is asked by nobody.
+    ((GROUP,), ("METADATA", "APPEND", "GET", "PULL")),
+)
 # A pool's threads are its own; its jobs hand on what they raise.
 _POOLS = ("remoting-work", "loop-work")
 # What no broker asks a broker or a nameserver; most of it are requests to clients, over connections of theirs.
@@ -89,7 +104,17 @@ def all_breaks() -> tuple[Break, ...]:
     ]
     found += _stills()
     found += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
-    return tuple(found)
+    can_come = [
+        one._replace(kinds=tuple(kind for kind in one.kinds if _can_come(kind, one))) for one in found
+    ]
+    return tuple(one for one in can_come if one.kinds)
+
+
+def _can_come(kind: str, one: Break) -> bool:
+    if one.kind not in ("effect", "still", "answer", "coordinator"):
+        return True
+    where = one.place.get("action") or one.name.rpartition(" ")[2]
+    return not any(kind in kinds and where in places for kinds, places in _NEVER)
 
 
 @functools.cache
