@@ -60,11 +60,10 @@ async def in_sync(cluster: Cluster) -> Node:
 
 async def slave_emptied(scene: Scene) -> None:
     """It takes everything anew from its master."""
-    cluster, master = scene.cluster, await in_sync(scene.cluster)
+    await in_sync(scene.cluster)
     slave = await a_slave(scene)
-    await cluster.call(slave.addr, RequestCode.REINIT, ReinitHeader(keep=False))
-    proc_faults.forget_reports(cluster, master)
-    await in_sync(cluster)
+    await scene.cluster.call(slave.addr, RequestCode.REINIT, ReinitHeader(keep=False))
+    await in_sync(scene.cluster)
 
 
 async def slave_told_wrong(scene: Scene) -> None:
