@@ -60,6 +60,8 @@ _NEVER = (
     ((COORDINATED,), ("kv/range", "lease/timetolive")),
     # Clients of DLedger ask these; PULL is asked by nobody.
     ((GROUP,), ("METADATA", "APPEND", "GET", "PULL")),
+    # What lies beside a group's log is copied by and by; only a pair's slave makes a last copy.
+    ((GROUP,), ("copy_now",)),
 )
 # A pool's threads are its own; its jobs hand on what they raise.
 _POOLS = ("remoting-work", "loop-work")
@@ -89,6 +91,11 @@ class Break(NamedTuple):
     def kind(self) -> str:
         return str(self.place["kind"])
 
+    @property
+    def where(self) -> str:
+        """The action, the function, the request."""
+        return str(self.place.get("action") or self.name.rpartition(" ")[2].rpartition(".")[2])
+
 
 @functools.cache
 def all_breaks() -> tuple[Break, ...]:
@@ -111,10 +118,7 @@ def all_breaks() -> tuple[Break, ...]:
 
 
 def _can_come(kind: str, one: Break) -> bool:
-    if one.kind not in ("effect", "still", "answer", "coordinator"):
-        return True
-    where = one.place.get("action") or one.name.rpartition(" ")[2]
-    return not any(kind in kinds and where in places for kinds, places in _NEVER)
+    return not any(kind in kinds and one.where in places for kinds, places in _NEVER)
 
 
 @functools.cache

@@ -233,6 +233,5 @@ _LEADS: Mapping[tuple[str, str], str] = {
 
 def leading_to(kind: str, one: Break) -> dict[str, Fault]:
     """What comes first in a round of such a cluster, if the usual changes do not come to the place."""
-    where = one.place.get("action") or one.name.rpartition(" ")[2].rpartition(".")[2]
-    name = _LEADS.get((kind, where))
+    name = _LEADS.get((kind, one.where))
     return {} if name is None else {name: STIMULI[name]}
