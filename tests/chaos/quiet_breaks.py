@@ -47,7 +47,7 @@ _ONLY = {
 _UNPLAYED = ("haservice/coordination/zookeeper.py",)
 _WAITS = ("asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for")
 # Where no broker of such a cluster can come, and why.
-_NEVER = (
+NEVER = (
     (
         (COORDINATED,),
         # A switchover is asked of the coordinator, and who takes over needs no pledge: the lease is enough.
@@ -99,26 +99,31 @@ class Break(NamedTuple):
 
 @functools.cache
 def all_breaks() -> tuple[Break, ...]:
-    """In the order of the kinds above, each name once."""
-    found = [one for path in sources() for one in (*_waits(path), *_raises(path))]
-    found.sort(key=lambda one: (one.kind != "wait", one.name))
-    found += _effects()
-    found += _threads()
-    found += _answers()
-    found += _coordinators()
-    found += [
-        Break(f"names {who}", {"kind": "names", "who": who}) for who in ("getaddrinfo", "create_connection")
-    ]
-    found += _stills()
-    found += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
+    """In the order of the kinds above, each name once; of each kind of cluster those where its brokers can come."""
     can_come = [
-        one._replace(kinds=tuple(kind for kind in one.kinds if _can_come(kind, one))) for one in found
+        one._replace(kinds=tuple(kind for kind in one.kinds if _can_come(kind, one))) for one in found()
     ]
     return tuple(one for one in can_come if one.kinds)
 
 
 def _can_come(kind: str, one: Break) -> bool:
-    return not any(kind in kinds and one.where in places for kinds, places in _NEVER)
+    return not any(kind in kinds and one.where in places for kinds, places in NEVER)
+
+
+def found() -> list[Break]:
+    """All that the sources have."""
+    some = [one for path in sources() for one in (*_waits(path), *_raises(path))]
+    some.sort(key=lambda one: (one.kind != "wait", one.name))
+    some += _effects()
+    some += _threads()
+    some += _answers()
+    some += _coordinators()
+    some += [
+        Break(f"names {who}", {"kind": "names", "who": who}) for who in ("getaddrinfo", "create_connection")
+    ]
+    some += _stills()
+    some += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
+    return some
 
 
 @functools.cache

@@ -216,7 +216,7 @@ STIMULI: Mapping[str, Fault] = {
     "most coordinators gone": auto_faults.kill_majority,
     "a member that is to lead by force": led_by_force,
 }
-_LEADS: Mapping[tuple[str, str], str] = {
+LEADS: Mapping[tuple[str, str], str] = {
     (CLASSIC, "AskOne"): "a further epoch",
     (CLASSIC, "GatherPledges"): "a further epoch",
     (CLASSIC, "PLEDGE"): "a further epoch",
@@ -233,5 +233,5 @@ _LEADS: Mapping[tuple[str, str], str] = {
 
 def leading_to(kind: str, one: Break) -> dict[str, Fault]:
     """What comes first in a round of such a cluster, if the usual changes do not come to the place."""
-    name = _LEADS.get((kind, one.where))
+    name = LEADS.get((kind, one.where))
     return {} if name is None else {name: STIMULI[name]}
