@@ -1,5 +1,6 @@
 """What makes a broker come to a place where it is to break, beside restarts, switchovers and deaths.
 
+    in each cluster        a consumer that a broker asks
     in pairs by command    a further epoch, a master that lost its log's end, one whose list lacks its successor
     in each pair           a slave that is emptied, told of a wrong master, or has a damaged log
     with a coordinator     most of the coordinators are gone
@@ -15,19 +16,24 @@ import os
 from collections.abc import Mapping
 
 from haservice.errors import ProtocolError, RemotingError
-from haservice.remoting.bodies.clients import HARuntimeInfo
+from haservice.remoting.bodies.clients import ConsumerData, HARuntimeInfo, HeartbeatData
+from haservice.remoting.client import RemotingClient, expect
 from haservice.remoting.codes import RequestCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.admin import ConsumerRunningInfoHeader
 from haservice.remoting.headers.clients import ViewMessageHeader
 from haservice.remoting.headers.lineage import FollowHeader, PromoteHeader, ReinitHeader
 from haservice.replication.lineage.file import LineageFile
 from tests.chaos import auto_faults, proc_faults
 from tests.chaos.proc_cluster import SEGMENT_BYTES, Cluster, Node
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
-from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, Break
+from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, Break
 
 IN_SYNC_S = 40.0
 LOST_BYTES = 4096
 FORCED_S = 20.0
+ASK_S = 2.0
+GROUP_NAME = "CHAOS_ASKED"
 # Of a record from an IPv4 address.
 BODY_AT = 88
 NO_PORT = 1
@@ -53,6 +59,26 @@ async def in_sync(cluster: Cluster) -> Node:
 
     await cluster.until(all_well, "there is a master, and each slave is in sync", IN_SYNC_S)
     return found[-1]
+
+
+# -- of each cluster ---------------------------------------------------------------------------------
+
+
+async def consumer_asked(scene: Scene) -> None:
+    """An operator asks a broker what a consumer does; the broker asks that one."""
+    master, client = await in_sync(scene.cluster), RemotingClient(connect_timeout_s=ASK_S)
+    beat = HeartbeatData(GROUP_NAME, consumer_data_set=[ConsumerData(GROUP_NAME)]).encode()
+    question = ConsumerRunningInfoHeader(GROUP_NAME, GROUP_NAME).encode()
+    try:
+        known = await client.invoke(
+            master.addr, RemotingCommand.request(RequestCode.HEART_BEAT, {}, beat), ASK_S
+        )
+        expect(master.addr, known)
+        await client.invoke(
+            master.addr, RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, question), ASK_S
+        )
+    finally:
+        await client.close()
 
 
 # -- of pairs ----------------------------------------------------------------------------------------
@@ -207,6 +233,7 @@ async def led_by_force(scene: Scene) -> None:
 # -- which one leads where ---------------------------------------------------------------------------
 
 STIMULI: Mapping[str, Fault] = {
+    "a consumer that is asked": consumer_asked,
     "a slave that is emptied": slave_emptied,
     "a slave that is told of a wrong master": slave_told_wrong,
     "a slave whose log is damaged": slave_damaged,
@@ -226,6 +253,7 @@ LEADS: Mapping[tuple[str, str], str] = {
     (COORDINATED, "READ_LOG"): "a slave whose log is damaged",
     (COORDINATED, "LEAVE_LEASE"): "most coordinators gone",
     (GROUP, "lead_by_force"): "a member that is to lead by force",
+    **{(kind, "call"): "a consumer that is asked" for kind in KINDS},
     **{(kind, "Empty"): "a slave that is emptied" for kind in (CLASSIC, COORDINATED)},
     **{(kind, "FOLLOW"): "a slave that is told of a wrong master" for kind in (CLASSIC, COORDINATED)},
 }
