@@ -2,7 +2,7 @@
 
     in each cluster        a consumer that a broker asks
     in pairs by command    a further epoch, a master that lost its log's end, one whose list lacks its successor
-    in each pair           a slave that is emptied, told of a wrong master, or has a damaged log
+    in each pair           a slave that is emptied, told of a wrong master, greeted by silence, or has a damaged log
     with a coordinator     most of the coordinators are gone
     in a group             a majority is gone, and the member that is left is to lead by force
 
@@ -28,10 +28,13 @@ from tests.chaos import auto_faults, proc_faults
 from tests.chaos.proc_cluster import SEGMENT_BYTES, Cluster, Node
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
 from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, Break
+from tests.chaos.quiet_still import standing_still
 
 IN_SYNC_S = 40.0
 LOST_BYTES = 4096
 FORCED_S = 20.0
+# A slave starts meanwhile, and waits for a greeting.
+SILENT_S = 4.0
 ASK_S = 2.0
 GROUP_NAME = "CHAOS_ASKED"
 # Of a record from an IPv4 address.
@@ -124,6 +127,18 @@ async def slave_damaged(scene: Scene) -> None:
         return _byte(first, BODY_AT) == sound
 
     await cluster.until(is_mended, f"the log of {slave.name} is mended", IN_SYNC_S)
+
+
+async def greeted_by_silence(scene: Scene) -> None:
+    """A slave starts, and calls a master that stands still."""
+    cluster, master = scene.cluster, await in_sync(scene.cluster)
+    slave = await a_slave(scene)
+    await cluster.stop(slave)
+    async with standing_still(master):
+        slave.launch(cluster.shape)
+        await asyncio.sleep(SILENT_S)
+    await cluster.booted(slave)
+    await in_sync(cluster)
 
 
 def _byte(path: os.PathLike[str], at: int) -> int:
@@ -237,6 +252,7 @@ STIMULI: Mapping[str, Fault] = {
     "a slave that is emptied": slave_emptied,
     "a slave that is told of a wrong master": slave_told_wrong,
     "a slave whose log is damaged": slave_damaged,
+    "a slave that is greeted by silence": greeted_by_silence,
     "a further epoch": further_epoch,
     "a master that lost its log's end": master_lost_its_end,
     "a master whose list lacks its successor": list_lacks_successor,
@@ -255,6 +271,7 @@ LEADS: Mapping[tuple[str, str], str] = {
     (GROUP, "lead_by_force"): "a member that is to lead by force",
     **{(kind, "call"): "a consumer that is asked" for kind in KINDS},
     **{(kind, "Empty"): "a slave that is emptied" for kind in (CLASSIC, COORDINATED)},
+    **{(kind, "_no_word"): "a slave that is greeted by silence" for kind in (CLASSIC, COORDINATED)},
     **{(kind, "FOLLOW"): "a slave that is told of a wrong master" for kind in (CLASSIC, COORDINATED)},
 }
 
