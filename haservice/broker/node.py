@@ -333,7 +333,8 @@ class BrokerNode:
             assert isinstance(self._startup, RoleStartup)
             self._lease.attach(self._running_broker(parts, may_be_first=self._startup.may_be_first))
         if parts.config.broker.namesrv_addrs:
-            running.run_on_loop("register", parts.client, parts.registration.run, again)
+            registration = parts.registration
+            running.run_on_loop("register", parts.client, registration.run, again, registration.leave)
             parts.registration.first_round.wait(FIRST_ROUND_SECONDS)
 
     def _running_broker(self, parts: BrokerParts, *, may_be_first: bool) -> RunningBroker:

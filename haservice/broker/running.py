@@ -53,9 +53,10 @@ class Running:
         client: BlockingClient,
         work: Callable[[RemotingClient], Coroutine[Any, Any, None]],
         on_failure: OnFailure,
+        farewell: Callable[[RemotingClient], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Runs `work` on the client's loop.  `on_failure` is as in run()."""
-        task = client.task(name, work, on_failure)
+        """Runs `work` on the client's loop, and `farewell` when it is stopped.  `on_failure` is as in run()."""
+        task = client.task(name, work, on_failure, farewell)
         task.start()
         self.add(name, task.stop)
 

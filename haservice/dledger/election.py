@@ -36,8 +36,9 @@ _REVOTE_S = 0.01
 # A candidate tells the operator after so long what the others answer, and then each minute.
 TELL_AFTER_S = 5.0
 TELL_AGAIN_S = 60.0
-# By so many an operator's --force raises the term: none of those that are silent leads that one.
-FORCED_TERMS = 1000
+# By so many an operator's --force raises the term: none of those that are silent leads that one.  It is half of what
+# nameservers let a name jump (EPOCH_JUMP_MAX): they may have missed elections before.
+FORCED_TERMS = 500
 
 
 class LeaderElector:

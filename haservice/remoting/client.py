@@ -392,9 +392,13 @@ class BlockingClient:
         name: str,
         work: Callable[[RemotingClient], Coroutine[Any, Any, None]],
         on_failure: OnFailure = lambda name, error: None,
+        farewell: Callable[[RemotingClient], Coroutine[Any, Any, None]] | None = None,
     ) -> LoopTask:
-        """A task to start and stop: it runs `work` on the loop, with this client's connections."""
-        return LoopTask(name, self.thread, lambda: work(self._client), on_failure)
+        """A task to start and stop: it runs `work` on the loop, with this client's connections, and `farewell`
+        when it is stopped.
+        """
+        last = None if farewell is None else lambda: farewell(self._client)
+        return LoopTask(name, self.thread, lambda: work(self._client), on_failure, last)
 
     def apart(self) -> BlockingClient:
         """A client with connections of its own, on the same loop."""

@@ -141,10 +141,13 @@ class LoopTask:
         thread: LoopThread,
         work: Callable[[], Coroutine[Any, Any, None]],
         on_failure: OnFailure = lambda _, __: None,
+        farewell: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`farewell()` follows a stop, also one in the pause after a failure; not one that came too late."""
         self.name = name
         self._thread = thread
         self._work = work
+        self._farewell = farewell
         self._on_failure = on_failure
         self._task: asyncio.Task[None] | None = None
         self._is_given_up = False
@@ -168,8 +171,16 @@ class LoopTask:
     # On the loop
 
     def _begin(self) -> None:
-        self._task = self._thread.loop.create_task(keep_running(self.name, self._work, self._on_failure))
+        self._task = self._thread.loop.create_task(self._live())
         self._task.add_done_callback(lambda _: self._ended.set())
+
+    async def _live(self) -> None:
+        try:
+            await keep_running(self.name, self._work, self._on_failure)
+        except asyncio.CancelledError as error:
+            if self._farewell is not None and GIVEN_UP not in error.args:
+                await self._farewell()
+            raise
 
     def _cancel(self) -> None:
         if self._task is None:  # never started

@@ -63,7 +63,9 @@ class Registered:
         )
         self.topics.on_change = self.registration.announce
         self.client, self.supervisor = BlockingClient(), Supervisor()
-        self.task = self.client.task("register", self.registration.run, self.supervisor.never)
+        self.task = self.client.task(
+            "register", self.registration.run, self.supervisor.again, self.registration.leave
+        )
         self.task.start()
 
     def stop(self) -> None:
@@ -263,6 +265,35 @@ def test_a_broker_unregisters_where_it_is_known_though_the_last_call_failed(
     registered = register(MASTER, [addr])
     assert registered.registration.first_round.wait(10)
     registered.registration._disbelieve(addr)
+    registered.stop()
+    assert brokers(client, addr) == {}
+
+
+def test_a_broker_that_stops_while_its_registration_rests_after_a_failure_unregisters(
+    register: Callable[..., Registered],
+    start_namesrv: Callable[..., NameserverNode],
+    client: BlockingClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken, rests = threading.Event(), threading.Event()
+
+    def epoch() -> int | None:
+        if broken.is_set():
+            raise ZeroDivisionError
+        return None
+
+    def again(_: Supervisor, __: str, ___: BaseException) -> float:
+        rests.set()
+        return 3600.0
+
+    monkeypatch.setattr(Supervisor, "again", again)
+    addr = addr_of(start_namesrv())
+    registered = register(MASTER, [addr], epoch=epoch)
+    assert registered.registration.first_round.wait(40)
+    broken.set()
+    registered.registration.announce()
+    assert rests.wait(40)
+    assert brokers(client, addr) == {"broker-a": {0: "127.0.0.1:10911"}}
     registered.stop()
     assert brokers(client, addr) == {}
 

@@ -501,8 +501,11 @@ class Cluster:
         return True
 
     async def until(self, condition: Callable[[], object], what: str, seconds: float) -> float:
-        """Waits for an awaitable condition; the seconds that it took.  Raises NotSoInTime with what is so."""
-        began_s = time.monotonic()
+        """Waits for an awaitable condition; the seconds that it took.  Raises NotSoInTime with what is so.
+
+        `seconds` are those of a quiet machine.
+        """
+        began_s, seconds = time.monotonic(), seconds * slowness()
         while True:
             if await condition():  # type: ignore[misc]
                 return time.monotonic() - began_s

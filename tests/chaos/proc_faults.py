@@ -352,7 +352,7 @@ async def promote_furthest(scene: Scene, old: Node, span: Span) -> LineageBody:
         span.healed()
     forget_reports(cluster, new)
     header = PromoteHeader(min_epoch=epoch, why="chaos")
-    body = await _promoted(cluster, new, header)
+    body = await promoted(cluster, new, header)
     start = body.epochs[-1].start if body.epochs else -1
     history.add(RoleChanged(history.now_s, new.name, "master", body.epoch, start, "failover"))
     await turned(cluster, new, body.epoch)
@@ -377,7 +377,7 @@ async def _told(cluster: Cluster, node: Node, follow: FollowHeader) -> None:
     await cluster.until(takes_it, f"{node.name} is told whom to follow", PROMOTE_S)
 
 
-async def _promoted(cluster: Cluster, new: Node, header: PromoteHeader) -> LineageBody:
+async def promoted(cluster: Cluster, new: Node, header: PromoteHeader) -> LineageBody:
     """As an operator who tries again: a broker may be amid another change of its role."""
     answers: list[LineageBody] = []
 

@@ -43,6 +43,7 @@ from tests.chaos.proc_faults import (
     heal_all,
 )
 from tests.chaos.proc_packets import HOST_FAULTS
+from tests.support.waiting import slowness
 
 SETTLED_S = 30.0
 # A stock consumer waits 33 s for the answer to a pull whose connection has ended.
@@ -187,11 +188,12 @@ class Play:
         await heal_all(cluster)
         healed_s = history.now_s
         history.answered.clear()
+        patience_s = SETTLED_S * slowness()
         try:
-            async with asyncio.timeout(SETTLED_S):
+            async with asyncio.timeout(patience_s):
                 await history.answered.wait()
         except TimeoutError:
-            raise NotSoInTime(f"no OK within {SETTLED_S:g} s of peace\n{await cluster.describe()}") from None
+            raise NotSoInTime(f"no OK within {patience_s:g} s of peace\n{await cluster.describe()}") from None
         await asyncio.sleep(self._calm_s)
         await asyncio.gather(traffic.stop_producing(), *(one.stop_producing() for one in further))
         await cluster.until(cluster.is_caught_up, "every broker is level", SETTLED_S)

@@ -24,6 +24,7 @@ from tests.chaos.early import ending_on_sigterm
 from tests.chaos.group_cluster import GroupCluster
 from tests.chaos.netns import Hosts, NoHosts, run_loop_in
 from tests.chaos.proc_cluster import Cluster, Shape
+from tests.chaos.proc_round import Outcome
 from tests.chaos.processes import FaultTeller, play_seeds
 from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, Break, all_breaks
 from tests.chaos.quiet_round import Arms, Quiet, play_of
@@ -92,11 +93,15 @@ def play_all(rounds: Sequence[Round], report: Report) -> None:
 
 
 class QuietTeller(FaultTeller):
-    """The round of a seed is repeated by its name."""
+    """Says how each round ended; the round of a seed is repeated by its name."""
 
     def __init__(self, report: Report, rounds: Sequence[Round]) -> None:
         super().__init__(LAYER, report, len(rounds), ())
         self._played = rounds
+
+    def tell(self, seed: int, kind: str, shape: Shape, outcome: Outcome, seconds: float = 0.0) -> None:
+        super().tell(seed, kind, shape, outcome, seconds)
+        click.echo(f"{'ok' if outcome.ok else 'FAILED'}: {self._played[seed]}, {seconds:.0f} s")
 
     def _repeat(self, seed: int, kind: str) -> str:
         return f'scripts/chaos quiet --only "{self._played[seed]}"'
@@ -134,7 +139,7 @@ def _play_cluster(
 
         async def play(root: Path = root, hosts: Hosts | None = hosts, some: list[int] = left) -> int:
             cluster = _cluster(kind, root / "cluster", hosts)
-            quiet = Quiet(cluster, Arms(cluster), lambda what: report.add(LAYER, what))
+            quiet = Quiet(kind, cluster, Arms(cluster), lambda what: report.add(LAYER, what))
             faults = quiet.faults([rounds[at].break_ for at in some])
             try:
                 return await play_seeds(

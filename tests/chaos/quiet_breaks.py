@@ -46,6 +46,23 @@ _ONLY = {
 # Another coordinator than that of these clusters.
 _UNPLAYED = ("haservice/coordination/zookeeper.py",)
 _WAITS = ("asyncio.timeout", "asyncio.timeout_at", "asyncio.wait_for")
+# Where no broker of such a cluster can come, and why.
+NEVER = (
+    (
+        (COORDINATED,),
+        # A switchover is asked of the coordinator, and who takes over needs no pledge: the lease is enough.
+        ("AskOne", "AwaitLevel", "Confirm", "FindOut", "GatherPledges", "LookAtSlaves", "SendPromote"),
+    ),
+    ((COORDINATED,), ("PROMOTE", "PLEDGE")),  # for the same reason
+    # The lease goes to a voter, which the old master knows, and which has all that anybody has.
+    ((COORDINATED,), ("Prove", "Pull")),
+    # Only mqadmin reads these; a broker reads and writes by kv/txn.
+    ((COORDINATED,), ("kv/range", "lease/timetolive")),
+    # Clients of DLedger ask these; PULL is asked by nobody.
+    ((GROUP,), ("METADATA", "APPEND", "GET", "PULL")),
+    # What lies beside a group's log is copied by and by; only a pair's slave makes a last copy.
+    ((GROUP,), ("copy_now",)),
+)
 # A pool's threads are its own; its jobs hand on what they raise.
 _POOLS = ("remoting-work", "loop-work")
 # What no broker asks a broker or a nameserver; most of it are requests to clients, over connections of theirs.
@@ -74,22 +91,39 @@ class Break(NamedTuple):
     def kind(self) -> str:
         return str(self.place["kind"])
 
+    @property
+    def where(self) -> str:
+        """The action, the function, the request."""
+        return str(self.place.get("action") or self.name.rpartition(" ")[2].rpartition(".")[2])
+
 
 @functools.cache
 def all_breaks() -> tuple[Break, ...]:
-    """In the order of the kinds above, each name once."""
-    found = [one for path in sources() for one in (*_waits(path), *_raises(path))]
-    found.sort(key=lambda one: (one.kind != "wait", one.name))
-    found += _effects()
-    found += _threads()
-    found += _answers()
-    found += _coordinators()
-    found += [
+    """In the order of the kinds above, each name once; of each kind of cluster those where its brokers can come."""
+    can_come = [
+        one._replace(kinds=tuple(kind for kind in one.kinds if _can_come(kind, one))) for one in found()
+    ]
+    return tuple(one for one in can_come if one.kinds)
+
+
+def _can_come(kind: str, one: Break) -> bool:
+    return not any(kind in kinds and one.where in places for kinds, places in NEVER)
+
+
+def found() -> list[Break]:
+    """All that the sources have."""
+    some = [one for path in sources() for one in (*_waits(path), *_raises(path))]
+    some.sort(key=lambda one: (one.kind != "wait", one.name))
+    some += _effects()
+    some += _threads()
+    some += _answers()
+    some += _coordinators()
+    some += [
         Break(f"names {who}", {"kind": "names", "who": who}) for who in ("getaddrinfo", "create_connection")
     ]
-    found += _stills()
-    found += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
-    return tuple(found)
+    some += _stills()
+    some += [Break(f"crawl {who}", {"kind": "crawl", "who": who}) for who in ("master", "slave", "all")]
+    return some
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """mqbroker with one place that breaks once, when the harness says so: `mqbroker()` is what the process runs.
 
     DIR/armed            the harness writes here which place is to break: a break of quiet_breaks.py, as JSON
+    DIR/looked-NODE      has the name of the last break that the process has read there
     DIR/reached-NODE     the process that came to the place first has renamed it so, and was broken there
     DIR/go-on            it waits for this at a place where it is to be stopped by a signal
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 DIRECTORY, NODE = "HASERVICE_QUIET_DIRECTORY", "HASERVICE_QUIET_NODE"
-ARMED, REACHED, GO_ON = "armed", "reached-", "go-on"
+ARMED, LOOKED, REACHED, GO_ON = "armed", "looked-", "reached-", "go-on"
 LOOK_S = 0.05
 # A thread that has not looked at its stop by then is woken.
 WAKE_S = 3.0
@@ -48,6 +49,7 @@ class Arms:
 
     def __init__(self, directory: Path, node: str) -> None:
         self._armed = directory / ARMED
+        self._looked = directory / f"{LOOKED}{node}"
         self._reached = directory / f"{REACHED}{node}"
         self._lock = threading.Lock()
         self.now: dict[str, Any] | None = None
@@ -67,6 +69,8 @@ class Arms:
                 found = None
             if found != self.now:
                 self.now, self.since_s = found, time.monotonic()
+                if found is not None:
+                    self._looked.write_text(found.get("name", ""))
 
     def claim(self, **place: object) -> bool:
         """Whether this place is the one that breaks now; once."""
@@ -205,9 +209,13 @@ def break_raise(arms: Arms, module: str, qualname: str) -> None:
 
 def break_effects(arms: Arms) -> None:
     from haservice.broker.roles import hands
+    from haservice.broker.roles.actions import Lost, SendPromote
 
     def broken(kind: type, sound: Callable[..., Any]) -> Callable[..., Any]:
         def perform(*given: Any) -> Any:
+            if kind is SendPromote and (arms.now or {}).get("action") == "FindOut":
+                sound(*given)  # only a lost answer leads there
+                return Lost(WORDS)
             if arms.claim(kind="effect", action=kind.__name__):
                 raise TimeoutError  # what it answers then, is the affair of RoleHands.perform
             if arms.claim(kind="still", action=kind.__name__):
@@ -429,6 +437,18 @@ def break_names(arms: Arms) -> None:
     uvloop.Loop.create_connection = broken_connect  # type: ignore[method-assign]
 
 
+# -- what else a round would wait for too long -------------------------------------------------------
+
+
+def hurry() -> None:
+    """What is done every few minutes, or after many tries, has its turn within a round."""
+    from haservice.broker.roles.peer_repair import Repairer
+    from haservice.coordination import etcd, rounds
+
+    etcd.KEPT_SECONDS, etcd.COMPACT_SECONDS, rounds.UPKEEP_SECONDS = 1.0, 0.5, 0.5
+    Repairer.__init__.__kwdefaults__.update(retry_s=0.2, retry_max_s=0.5)
+
+
 # -- the process -------------------------------------------------------------------------------------
 
 
@@ -439,6 +459,7 @@ def mqbroker() -> None:
 
     for patch in (break_waits, break_effects, break_answers, break_coordinator, break_names):
         patch(arms)
+    hurry()
 
     def watch() -> None:
         while True:

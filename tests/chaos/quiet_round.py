@@ -1,6 +1,7 @@
 """One round of something that breaks quietly: armed, stirred up until it is reached, and then everything comes back.
 
-    armed ── traffic, questions ── restarts ── switchover ── the master dies     until a broker comes to the place
+    armed ── what leads there, see quiet_stimuli.py ── questions ── restarts ── switchover ── the master dies
+    until a broker comes to the place
     reached ── OK again within BACK_S ── what ended is told ── the broker closes cleanly, and comes up again
 
 A broker that ends by itself as its supervisor decides, or whose start is refused, is started again, as systemd does.
@@ -36,10 +37,12 @@ from tests.chaos.proc_cluster import Cluster, Node, NotSoInTime
 from tests.chaos.proc_faults import Fault, Scene, Span, a_slave
 from tests.chaos.proc_round import Outcome, Play
 from tests.chaos.quiet_breaks import ROOT, Break
-from tests.chaos.quiet_broker import ARMED, DIRECTORY, GO_ON, NODE, REACHED, WAKE_S
+from tests.chaos.quiet_broker import ARMED, DIRECTORY, GO_ON, LOOKED, NODE, REACHED, WAKE_S
 from tests.chaos.quiet_still import QUOTA_S, crawling, standing_still
+from tests.chaos.quiet_stimuli import leading_to
 from tests.support.waiting import slowness
 
+ARMED_S = 10.0
 BACK_S = 30.0
 TOLD_S = 15.0
 LOOK_S = 0.05
@@ -76,11 +79,18 @@ class Arms:
             node.env = {DIRECTORY: str(self._directory), NODE: node.name, "PYTHONPATH": str(ROOT)}
             node.extra["metricsListenAddr"] = f"{node.ip}:{metrics_port(cluster, node)}"
 
-    def arm(self, one: Break) -> None:
+    async def arm(self, one: Break) -> None:
+        """Returns once every broker knows.  Raises NotSoInTime."""
         self.disarm()
         written = self._directory / "written"
         written.write_text(json.dumps({"name": one.name, **one.place}))
         written.rename(self._directory / ARMED)
+
+        async def all_know() -> bool:
+            running = [node for node in self._cluster.nodes if node.running]
+            return self.reached() is not None or all(self._last_seen(node) == one.name for node in running)
+
+        await self._cluster.until(all_know, "every broker knows what is to break", ARMED_S)
 
     def go_on(self) -> None:
         (self._directory / GO_ON).touch()
@@ -95,6 +105,10 @@ class Arms:
         """Who came to the place."""
         return next((one for one in self._cluster.nodes if self._mark(one).exists()), None)
 
+    def _last_seen(self, node: Node) -> str:
+        path = self._directory / f"{LOOKED}{node.name}"
+        return path.read_text() if path.exists() else ""
+
     def _mark(self, node: Node) -> Path:
         return self._directory / f"{REACHED}{node.name}"
 
@@ -107,7 +121,8 @@ def metrics_port(cluster: Cluster, node: Node) -> int:
 class Quiet:
     """The rounds' one fault, for each break of a cluster."""
 
-    def __init__(self, cluster: Cluster, arms: Arms, count: Callable[[str], None]) -> None:
+    def __init__(self, kind: str, cluster: Cluster, arms: Arms, count: Callable[[str], None]) -> None:
+        self._kind = kind
         self._cluster = cluster
         self._arms = arms
         self._count = count
@@ -145,7 +160,7 @@ class Quiet:
             return await self._crawl(one.place["who"])
         if "amid" in one.place:
             return await self._stop_amid(one, scene)
-        self._arms.arm(one)
+        await self._arms.arm(one)
         stopping = asyncio.create_task(self._stop_there(one)) if one.kind == "still" else None
         node = None
         try:
@@ -193,7 +208,7 @@ class Quiet:
 
     async def _stir(self, one: Break, scene: Scene) -> Node | None:
         patience_s = (WAKE_S + STIRRED_S if one.kind == "thread" else STIRRED_S) * slowness()
-        for name, stimulus in self._stimuli().items():
+        for name, stimulus in {**leading_to(self._kind, one), **self._stimuli()}.items():
             try:
                 await stimulus(scene)
             except NotClean:
@@ -282,7 +297,7 @@ class Quiet:
                 )
             return any(name in said.get(key, "") for key in ("failedThreads", "restartedThreads"))
 
-        await self._cluster.until(is_told, f"{node.name} tells that {name} ended", TOLD_S * slowness())
+        await self._cluster.until(is_told, f"{node.name} tells that {name} ended", TOLD_S)
 
     async def _close(self, node: Node) -> None:
         """SIGTERM, and a clean end."""

@@ -15,9 +15,19 @@ from haservice.devtools.pair import Process
 from tests.chaos import quiet
 from tests.chaos.cli import LAYERS
 from tests.chaos.proc_cluster import Node
-from tests.chaos.quiet_breaks import CLASSIC, COORDINATED, GROUP, KINDS, all_breaks, is_timed_wait
-from tests.chaos.quiet_broker import ARMED, REACHED, RUBBISH, Arms, wrong_types
+from tests.chaos.quiet_breaks import (
+    CLASSIC,
+    COORDINATED,
+    GROUP,
+    KINDS,
+    NEVER,
+    all_breaks,
+    found,
+    is_timed_wait,
+)
+from tests.chaos.quiet_broker import ARMED, LOOKED, REACHED, RUBBISH, Arms, wrong_types
 from tests.chaos.quiet_still import crawling, quota_missing
+from tests.chaos.quiet_stimuli import LEADS, STIMULI
 from tests.chaos.report import Report
 
 SEED = 1
@@ -62,12 +72,22 @@ def test_every_place_is_found_once_and_has_a_kind_of_cluster() -> None:
         "thread slave-sync",
         "answer GET_LINEAGE",
         "answer DLedger VOTE",
-        "coordinator kv/range",
+        "coordinator kv/txn",
         "names getaddrinfo",
     } <= set(names)
     assert {str(one) for one in quiet.all_rounds(["thread lease-keeper"])} == {
         "coordinated: thread lease-keeper"
     }
+
+
+def test_what_is_left_out_and_what_is_led_to_are_places_of_such_a_cluster() -> None:
+    there = {(kind, one.where) for one in found() for kind in one.kinds}
+    left_out = {(kind, where) for kinds, places in NEVER for kind in kinds for where in places}
+    assert left_out <= there
+    listed = {(one.kind, one.break_.where) for one in quiet.all_rounds()}
+    assert not listed & left_out
+    assert LEADS.keys() <= listed
+    assert set(LEADS.values()) == STIMULI.keys()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +128,7 @@ def test_one_broker_breaks_once(tmp_path: Path) -> None:
     assert first.claim(kind="effect", action="Ask")
     assert not first.claim(kind="effect", action="Ask")
     assert not second.claim(kind="effect", action="Ask")
-    assert [one.name for one in tmp_path.iterdir()] == [f"{REACHED}n0"]
+    assert {one.name for one in tmp_path.iterdir()} == {f"{REACHED}n0", f"{LOOKED}n0", f"{LOOKED}n1"}
 
 
 def test_a_source_answers_all_rubbish_one_after_the_other_and_then_the_truth(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import pytest
 
+from haservice.dledger.election import FORCED_TERMS
 from haservice.errors import RequestError
 from haservice.nameserver.epochs import SETTLED_S, KnownEpoch
 from haservice.nameserver.registration import BrokerAnnouncement, Master, Registered
 from haservice.nameserver.route_table import RouteTable
 from haservice.nameserver.topic_queues import QueuesOfTopic
 from haservice.remoting.bodies.clients import DataVersion
+from haservice.replication.lineage.epochs import PROMOTION_STEP
 
 V1 = DataVersion(timestamp=1_700_000_000_000, counter=1)
 V2 = DataVersion(timestamp=1_700_000_000_500, counter=2)
@@ -463,6 +465,15 @@ def test_a_topic_whose_name_cannot_be_is_left_out_and_its_broker_is_known(
     table.register(master(T=FOUR, **{bad: FOUR}), "a")
     assert addrs(table) == {"broker-a": {0: MASTER}}
     assert table.topics() == ["T"]
+
+
+def test_a_member_that_leads_its_group_by_force_has_a_route(table: RouteTable, clock: Clock) -> None:
+    """Its term is far above the last leader's, and there were elections between that nobody registered from."""
+    settle(table, clock, master()._replace(epoch=5 * PROMOTION_STEP), "a")
+    table.channel_closed("a")
+    forced = (5 + 400 + FORCED_TERMS) * PROMOTION_STEP
+    assert table.register(master(addr=NEW_MASTER)._replace(epoch=forced), "b").newer is None
+    assert addrs(table) == {"broker-a": {0: NEW_MASTER}}
 
 
 def test_a_number_beyond_belief_is_forgotten_with_the_stranger_who_came_first(table: RouteTable) -> None:

@@ -50,7 +50,6 @@ from haservice.remoting.headers.clients import (
     RegisterBrokerResponseHeader,
 )
 from haservice.remoting.headers.lineage import KnownTopicsHeader, NewerMasterHeader, ToldTopicsHeader
-from haservice.remoting.loop_thread import GIVEN_UP
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ class Registration:
     # On the loop
 
     async def run(self, client: RemotingClient) -> None:
-        """Runs until it is cancelled, and then unregisters.  Needs one nameserver at least.
+        """Runs until it is cancelled; leave() is for the end.  Needs one nameserver at least.
 
         One that breaks off stays registered, for it runs again.
         """
@@ -178,13 +177,14 @@ class Registration:
         followers = [asyncio.ensure_future(self._follow(client, addr)) for addr in self._addrs]
         try:
             await asyncio.gather(*followers)  # ends only through a bug of ours
-        except asyncio.CancelledError as error:
-            await self._end(followers)
-            if GIVEN_UP not in error.args:  # else whoever came after us is registered by now
-                await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
-            raise
         finally:
             await self._end(followers)
+
+    async def leave(self, client: RemotingClient) -> None:
+        """Unregisters wherever this broker may be known.  Not if the task was cancelled late: whoever came after us is
+        registered by then.
+        """
+        await asyncio.gather(*(self._unregister(client, addr) for addr in self._addrs))
 
     async def _end(self, followers: Sequence[asyncio.Future[None]]) -> None:
         for follower in followers:
