@@ -161,8 +161,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait to be written."""
-        return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
+        transport = self._transport or self._half_closed
+        return self._out_bytes + (transport.get_write_buffer_size() if transport else 0)
 
     def when_writable(self, callback: Callable[[], object]) -> None:
         """Calls `callback` once, on the loop, when a connection that is congested or overloaded may have room

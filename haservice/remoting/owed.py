@@ -39,7 +39,8 @@ ANSWER_BYTES = 4 * 1024 * 1024
 ANSWERS_BYTES_MAX = 2 * ANSWER_BYTES
 # Being made at once for all connections: more would only wait for the same work threads.
 MAKING_MAX = 4
-# Questions that wait for their turn, of all connections; those of one end its reading (AWAITED_MAX).
+# Questions that wait for their turn, of all connections, and one more of each; those of one end its reading
+# (AWAITED_MAX).
 WAITING_MAX = 10_000
 # An answer that was made is gathered by its connection within so many turns of the loop.
 TURNS_TO_GATHER = 3
@@ -143,9 +144,11 @@ class AnswerTurns:
     ) -> asyncio.Future[T]:
         """A future of `function(*args)`, an answer of at most some `size` bytes.
 
-        It is cancelled if the connection ends first.  Raises RequestError(SYSTEM_BUSY) when too many wait.
+        It is cancelled if the connection ends first.  Raises RequestError(SYSTEM_BUSY) when too many wait, unless it
+        is the only one of its connection: those who read nothing keep nobody else from an answer.
         """
-        if self._waiting >= WAITING_MAX:
+        line = self._lines.get(connection)
+        if self._waiting >= WAITING_MAX and line is not None and line.jobs:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while"
             )
@@ -153,7 +156,6 @@ class AnswerTurns:
         if connection.closed:
             future.cancel()
             return future
-        line = self._lines.get(connection)
         if line is None:
             line = self._lines[connection] = _Line(connection)
             connection.on_close.append(self._on_close)

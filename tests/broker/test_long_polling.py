@@ -71,16 +71,21 @@ class Timer:
 class Peer:
     def __init__(self) -> None:
         self.closed = False
-        self.overloaded = False
+        self.congested = False
+        self.is_busy = False
         self.on_close: list[Callable[[Any], None]] = []
         self.on_writable: list[Callable[[], object]] = []
+
+    @property
+    def overloaded(self) -> bool:
+        return self.congested or self.is_busy
 
     def when_writable(self, callback: Callable[[], object]) -> None:
         self.on_writable.append(callback)
 
     def read(self) -> None:
         """Takes everything that was written to it."""
-        self.overloaded = False
+        self.congested = self.is_busy = False
         callbacks, self.on_writable = self.on_writable, []
         for callback in callbacks:
             callback()
@@ -431,7 +436,7 @@ def test_a_pull_of_a_peer_that_does_not_read_waits_until_it_does() -> None:
     story, peer = Story(), Peer()
     story.hold("first", peer=peer)
     story.hold("second", peer=peer, seconds=5)
-    peer.overloaded = True
+    peer.congested = True
     story.arrive(1)
     story.timers.advance(6)
     assert (story.answers, story.attempts, len(story.polling)) == ({}, 2, 2)
@@ -440,9 +445,18 @@ def test_a_pull_of_a_peer_that_does_not_read_waits_until_it_does() -> None:
     assert len(story.polling) == 0
 
 
+def test_a_pull_is_answered_from_memory_while_work_threads_make_many_answers_for_its_peer() -> None:
+    story, peer = Story(), Peer()
+    story.hold("hot", peer=peer)
+    story.hold("idle", peer=peer, seconds=5)
+    peer.is_busy = True
+    story.arrive(1)
+    assert story.answers == {"hot": "messages", "idle": "messages"}
+
+
 def test_a_pull_whose_time_was_up_is_told_nothing_when_its_peer_reads() -> None:
     story, peer = Story(), Peer()
-    peer.overloaded = True
+    peer.congested = True
     assert story.hold("late", peer=peer, seconds=5)
     story.timers.advance(10)
     assert story.answers == {}
@@ -453,7 +467,7 @@ def test_a_pull_whose_time_was_up_is_told_nothing_when_its_peer_reads() -> None:
 def test_a_peer_that_ends_without_reading_leaves_nothing() -> None:
     story, peer = Story(), Peer()
     story.hold("gone", peer=peer, seconds=5)
-    peer.overloaded = True
+    peer.congested = True
     story.arrive(1)
     story.timers.advance(10)
     peer.end()

@@ -145,10 +145,11 @@ def test_a_held_pull_that_saw_nothing_it_wants_goes_on_behind_that(broker: Readi
     assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "3")
 
 
+@pytest.mark.parametrize("bound", ["MESSAGES_MAX", "TRIES_MAX"])
 def test_a_held_pull_passes_over_many_that_come_at_once(
-    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(judging, "MESSAGES_MAX", 7)
+    monkeypatch.setattr(judging, bound, 7)
     put(broker, 6)
     caller = broker.caller()
     future = held(broker, caller, 1, **SQL)

@@ -164,6 +164,12 @@ def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
             bench.make(one, f"a{number}")
         with pytest.raises(RequestError, match="OVERLOAD"):
             bench.make(one, "a5")
+        other = FakeConnection("other")
+        assert not bench.make(other, "b0").done()  # whose first question is refused for nobody's sake
+        with pytest.raises(RequestError, match="OVERLOAD"):
+            bench.make(one, "a6")
+        await bench.end_first()
+        assert "b0" in bench.begun
 
     asyncio.run(story())
 

@@ -42,12 +42,14 @@ class _Budget:
     def __init__(self, now_s: float) -> None:
         self._left: float = COMPILED_CHARS_MAX
         self._at_s = now_s
+        self.turn = 0
+        """Counts what the connection says of its groups; the last word stands."""
 
     def spend(self, chars: int, now_s: float) -> bool:
-        """False if that is more than is left; then nothing is spent."""
+        """False if that is more than is left; then nothing is spent.  One large heartbeat may owe the rest."""
         earned = (now_s - self._at_s) * COMPILED_CHARS_A_SECOND
         self._left, self._at_s = min(COMPILED_CHARS_MAX, self._left + earned), now_s
-        if chars > self._left:
+        if chars > self._left < COMPILED_CHARS_MAX:
             return False
         self._left -= chars
         return True
@@ -95,6 +97,7 @@ class HeartbeatProcessor:
         if self._clients.repeat(connection, digest, self._clock_s(), self._is_made):
             return command.answer()
         data = self._checked(connection, command)
+        self._next_turn(connection)
         slow = self._filters.slow(
             (consumer.group_name, consumer.subscription_data_set) for consumer in data.consumer_data_set
         )
@@ -112,11 +115,19 @@ class HeartbeatProcessor:
         requester: Requester | None,
         slow: list[str],
     ) -> RemotingCommand:
-        """Once a work thread has compiled its expressions; those of one connection one after the other."""
+        """Once a work thread has compiled its expressions; those of one connection one after the other.  What the
+        connection has said meanwhile stands.
+        """
+        budget = self._budgets[connection]
+        turn = budget.turn
         expressions.keep(await self._make(connection, compile_all, slow, size=ANSWERS_BYTES_MAX))
-        if connection.closed:
+        if connection.closed or budget.turn != turn:
             return command.answer()
         return self._taken(connection, command, data, digest, requester)
+
+    def _next_turn(self, connection: Connection) -> None:
+        if (budget := self._budgets.get(connection)) is not None:
+            budget.turn += 1
 
     def _spend(self, connection: Connection, chars: int) -> None:
         """Raises RequestError if the connection brings more expressions than work threads may compile for it."""
@@ -209,6 +220,7 @@ class HeartbeatProcessor:
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = UnregisterClientHeader.decode(command.ext)
+        self._next_turn(connection)
         self._clients.unregister(connection, header.producer_group, header.consumer_group)
         return command.answer()
 

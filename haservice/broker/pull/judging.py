@@ -28,8 +28,9 @@ from haservice.remoting.workers import Offload
 
 logger = logging.getLogger(__name__)
 
-# One job looks at so many messages; the next one goes on behind them.
+# One job looks at so many messages, or tries expressions about so often; the next one goes on behind them.
 MESSAGES_MAX = 256
+TRIES_MAX = 4096
 
 
 class JudgedQueues(Protocol):
@@ -70,12 +71,15 @@ class Judged(NamedTuple):
 def look(queues: JudgedQueues, key: QueueKey, watched: Sequence[tuple[int, Selector]]) -> Judged:
     """Tries the messages of a queue for watches, each with the first offset that it wants.  In a work thread."""
     matches: dict[int, int] = {}
-    position, below_mark = min(first for first, _ in watched), False
+    position, below_mark, tries = min(first for first, _ in watched), False, 0
 
     def judge(properties: bytes) -> bool:
+        nonlocal tries
         for number, (first, selector) in enumerate(watched):
-            if number not in matches and first <= position and selector(properties):
-                matches[number] = position
+            if number not in matches and first <= position:
+                tries += 1
+                if selector(properties):
+                    matches[number] = position
         return False
 
     for _ in range(MESSAGES_MAX):
@@ -88,7 +92,7 @@ def look(queues: JudgedQueues, key: QueueKey, watched: Sequence[tuple[int, Selec
             below_mark = scan.below_mark
             break
         position = scan.next_offset
-        if len(matches) == len(watched):
+        if len(matches) == len(watched) or tries >= TRIES_MAX:
             break
     return Judged(matches, position, below_mark)
 
@@ -175,17 +179,21 @@ class Judging:
                 watched.append((watch.judged_to, selector))
         if not watched:
             return
-        begun_at = min(first for first, _ in watched)
+        firsts = [first for first, _ in watched]
         self._under_way.add(key)
         try:
             job = self._offload(look, self._queues, key, watched)
         except RequestError:  # too many wait; the next message, or their time, brings them back
             self._under_way.discard(key)
             return
-        job.add_done_callback(partial(self._judged, key, watches, begun_at))
+        job.add_done_callback(partial(self._judged, key, watches, firsts))
 
     def _judged(
-        self, key: QueueKey, watches: Sequence[SelectorWatch], begun_at: int, job: asyncio.Future[Judged]
+        self,
+        key: QueueKey,
+        watches: Sequence[SelectorWatch],
+        firsts: Sequence[int],
+        job: asyncio.Future[Judged],
     ) -> None:
         self._under_way.discard(key)
         if job.cancelled():
@@ -196,6 +204,9 @@ class Judging:
         verdict = job.result()
         for number, watch in enumerate(watches):
             match = verdict.matches.get(number)
+            if watch.judged_to < firsts[number]:
+                self._again.add(key)  # a pull came that wants what lies before
+                continue
             if match is None:
                 watch.judged_to = max(watch.judged_to, verdict.looked_to)
                 continue
@@ -204,7 +215,7 @@ class Judging:
                 pull.wanted = match
             watch.judged_to = max(watch.judged_to, match + 1)
             self._let_go(key, watch, woken)
-        self._go_on(key, verdict, begun_at)
+        self._go_on(key, verdict, min(firsts))
 
     def _let_go(self, key: QueueKey, watch: SelectorWatch, pulls: list[HeldPull]) -> None:
         for pull in pulls:

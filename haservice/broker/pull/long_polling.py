@@ -55,6 +55,9 @@ class PullingPeer(Protocol):
     def closed(self) -> bool: ...
 
     @property
+    def congested(self) -> bool: ...
+
+    @property
     def overloaded(self) -> bool: ...
 
     def when_writable(self, callback: Callable[[], object]) -> None: ...
@@ -127,6 +130,9 @@ class HeldPull:
     def refuse(self) -> None:
         """Answers that the broker is stopping, unless the pull was answered before."""
         raise NotImplementedError
+
+    def drop(self) -> None:
+        """Its connection has ended: nobody waits for an answer."""
 
 
 class LongPolling:
@@ -288,7 +294,9 @@ class LongPolling:
             self._timers.call_at(self._timers.time(), partial(self._wake_some, pulls))
 
     def _wake(self, pull: HeldPull) -> None:
-        if pull.connection.overloaded:
+        # A work thread makes the answer of a pull that was judged; all others come from memory, or say "nothing new".
+        made_elsewhere = pull.judged_by is not None and not pull.overdue
+        if pull.connection.overloaded if made_elsewhere else pull.connection.congested:
             self._await_writable(pull.connection)
             return
         if pull.overdue:
@@ -315,8 +323,7 @@ class LongPolling:
             self._remove(pull)
         else:  # its group subscribes by tags now
             pull.judged_by = None
-            if pull.below_mark:
-                self._below_mark.add(pull)
+            self._wake(pull)
 
     def _judge(self) -> Judge:
         assert self.judging is not None, "a broker that has selectors judges them"
@@ -377,6 +384,7 @@ class LongPolling:
     def _connection_closed(self, connection: PullingPeer) -> None:
         for pull in self._connections.pop(connection, ()):
             self._remove(pull)
+            pull.drop()
 
     def _arm(self) -> None:
         """One timer, for the nearest tick; none when there is nothing to wait for."""

@@ -171,8 +171,16 @@ class PullProcessor:
 
     # Checks
 
-    def _checked(self, connection: Connection, command: RemotingCommand, header: PullMessageHeader) -> _Pull:
-        """The request as a pull; raises RequestError with the code that says why it is refused."""
+    def _checked(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageHeader,
+        own: Selector | None = None,
+    ) -> _Pull:
+        """The request as a pull; raises RequestError with the code that says why it is refused.  `own`: the selector
+        of its own expression, if that was compiled before.
+        """
         if not self._config.permission & PERM_READ:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker may not be read: brokerPermission")
         name = header.consumer_group
@@ -194,7 +202,7 @@ class PullProcessor:
                 f"queueId {header.queue_id} is none of topic {header.topic},"
                 f" which has {topic.read_queue_nums} queues to read",
             )
-        codes, selector = self._filters.of(header, group)
+        codes, selector = (None, own) if own is not None else self._filters.of(header, group)
         offset, may_be_held = header.queue_offset, header.sys_flag & FLAG_SUSPEND != 0
         asked = group, offset, offset, selector is not None, may_be_held
         return _Pull(*asked, connection, command, header, codes, selector)
@@ -339,10 +347,14 @@ class PullProcessor:
         """The selector of a held pull as it is now.  Raises RequestError if it gets none."""
         assert isinstance(held, _Held)
         header = held.pull.header
-        if held.judged_by is not None and not held.judged_by[1] and self._filters.enabled:
-            return held.pull.selector  # the pull's own expression stays what it is
+        if self._judges_by_itself(held):
+            return held.pull.selector
         group = self._groups.find(header.consumer_group)
         return None if group is None else self._filters.of(header, group)[1]
+
+    def _judges_by_itself(self, held: HeldPull) -> bool:
+        """Whether it brought the expression, which stays what it is, and filters are on."""
+        return held.judged_by is not None and not held.judged_by[1] and self._filters.enabled
 
     def attempt(self, held: _Held, final: bool) -> bool:
         """Runs a held pull again; True if its future has its answer, or will get it."""
@@ -355,7 +367,8 @@ class PullProcessor:
             return False
         try:
             self._recipients.check_read(held.requester, header.topic, header.consumer_group)
-            pull = self._checked(first.connection, command, header)
+            own = first.selector if self._judges_by_itself(held) else None
+            pull = self._checked(first.connection, command, header, own)
             pull.wanted, pull.held = held.wanted, not final
             pull.may_be_held = pull.may_await_dispatch = False
             if pull.selector is None:
@@ -405,6 +418,9 @@ class _Held(HeldPull):
 
     def attempt(self, final: bool) -> bool:
         return self.processor.attempt(self, final)
+
+    def drop(self) -> None:
+        self.future.cancel()
 
     def refuse(self) -> None:
         if not self.future.done():
