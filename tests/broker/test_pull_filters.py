@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import orjson
@@ -441,6 +441,27 @@ def test_a_long_expression_is_compiled_by_a_work_thread(
     assert [thread.startswith("remoting-work") for _, thread in compiled] == [True] * 3
     subscribe(broker.caller(), long_expression(1), version=2)
     assert len(compiled) == 3
+
+
+def test_who_leaves_while_its_expression_is_compiled_has_left(
+    broker: ReadingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def compile_it(expression: str) -> SqlFilter:
+        begun.set()
+        assert may_end.wait(60)
+        return compile_filter(expression)
+
+    monkeypatch.setattr(consumer_filters, "compile_filter", compile_it)
+    caller = broker.caller()
+    with ThreadPoolExecutor(1) as pool:
+        joins = pool.submit(subscribe, caller, long_expression(5))
+        assert begun.wait(60)
+        assert caller.call(35, {"clientID": "c1", "producerGroup": "", "consumerGroup": "G"}).code == 0
+        may_end.set()
+        joins.result(60)
+    assert "no consumer for this group" in (caller.call(38, {"consumerGroup": "G"}).remark or "")
 
 
 def test_a_connection_may_bring_so_much_to_be_compiled(broker: ReadingBroker) -> None:
