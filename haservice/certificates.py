@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from haservice.errors import ConfigError
-from haservice.watched_files import Renewed, tell_if_open
+from haservice.watched_files import Renewed
 
 T = TypeVar("T")
 
@@ -47,6 +47,9 @@ class Validity(NamedTuple):
     since: float
     until: float
 
+    def holds(self, now_s: float) -> bool:
+        return self.since <= now_s <= self.until
+
 
 class CertificateFile(NamedTuple):
     """A file that is in use.  `key` sets its path; of `roots` any may be valid, else the first has to be."""
@@ -55,31 +58,38 @@ class CertificateFile(NamedTuple):
     path: Path
     roots: bool = False
 
-    def validity(self) -> Validity | None:
-        """None if the file holds no certificate that can be read."""
+    def validities(self) -> list[Validity]:
+        """Of the certificates that count; none if the file holds none that can be read."""
         try:
             found = list(_validities(self.path.read_text(errors="replace")))
         except OSError:
-            return None
-        if not found:
-            return None
-        return max(found, key=lambda one: one.until) if self.roots else found[0]
+            return []
+        return found if self.roots else found[:1]
 
 
-def check_dates(files: Iterable[CertificateFile], source: str) -> None:
-    """Raises ConfigError for the first certificate that is not valid now."""
+# Of files, by their keys, when their certificates are valid.
+_Dates = Mapping[str, Sequence[Validity]]
+
+
+def check_dates(files: Iterable[CertificateFile], source: str, in_force: _Dates | None = None) -> None:
+    """Raises ConfigError for the first file of which nothing is valid now.
+
+    Where what is `in_force` of a file is not valid either, there is nothing to keep.
+    """
     now_s = time.time()
     for file in files:
-        validity = file.validity()
-        if validity is not None and not validity.since <= now_s <= validity.until:
-            when = f"since {_day(validity.until)} no more" if validity.until < now_s else _day(validity.since)
-            raise ConfigError(source, 0, file.key, f"not valid now: {when}", str(file.path))
+        found = file.validities()
+        if not found or any(one.holds(now_s) for one in found):
+            continue
+        if in_force is not None and not any(one.holds(now_s) for one in in_force.get(file.key, ())):
+            continue
+        last = _last(found)
+        when = f"since {_day(last.until)} no more" if last.until < now_s else f"from {_day(last.since)} on"
+        raise ConfigError(source, 0, file.key, f"not valid now: {when}", str(file.path))
 
 
-def ends(files: Iterable[CertificateFile]) -> dict[str, float]:
-    """Until when each file's certificate is valid, by its key."""
-    found = ((file.key, file.validity()) for file in files)
-    return {key: validity.until for key, validity in found if validity is not None}
+def _last(found: Sequence[Validity]) -> Validity:
+    return max(found, key=lambda one: one.until)
 
 
 class RenewedCertificates(Generic[T]):
@@ -97,16 +107,15 @@ class RenewedCertificates(Generic[T]):
     ) -> None:
         """`key` is the private key's file.  Raises ConfigError as `make` does."""
 
-        def make_all() -> tuple[T, dict[str, float], dict[str, str]]:
-            if key is not None:
-                tell_if_open(key)
-            return make(), ends(files), _digests(files)
+        def make_all() -> tuple[T, _Dates, dict[str, str]]:
+            return make(), {file.key: file.validities() for file in files}, _digests(files)
 
         self._renewed = Renewed(
             what,
             [*(file.path for file in files), key],
             make_all,
-            lambda: check_dates(files, source),
+            lambda: check_dates(files, source, self._renewed.value[1]),
+            secret=key,
         )
         self.poll = self._renewed.poll
 
@@ -115,9 +124,9 @@ class RenewedCertificates(Generic[T]):
         return self._renewed.value[0]
 
     @property
-    def ends(self) -> Mapping[str, float]:
-        """Until when those in force are valid, by their files' keys."""
-        return self._renewed.value[1]
+    def validities(self) -> dict[str, Validity]:
+        """When those in force are valid, by their files' keys; of roots the one that lasts longest."""
+        return {key: _last(found) for key, found in self._renewed.value[1].items() if found}
 
     @property
     def root_digests(self) -> Mapping[str, str]:

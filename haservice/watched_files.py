@@ -8,6 +8,7 @@ been at fault, which leaves no trace at the file.
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -71,19 +72,23 @@ class Renewed(Generic[T]):
         paths: Iterable[Path | None],
         make: Callable[[], T],
         check: Callable[[], None] = lambda: None,
+        secret: Path | None = None,
     ) -> None:
         """`what` is its name in the log.  `check` says what, besides a `make` that fails, keeps new files from
-        taking the place of good ones.  Both raise ConfigError, `make` here as well.
+        taking the place of good ones.  Both raise ConfigError, `make` here as well.  `secret` is one of the
+        paths that others should not be able to read.
         """
         files = [path for path in paths if path is not None]
         self._what = what
         self._files = files
         self._make = make
         self._check = check
+        self._secret = secret
         self._watched = WatchedFiles(lambda: files)
         self._watched.taken(self._watched.look())
         self.trouble = ""
         self.value = make()
+        self._tell_if_open()
 
     def poll(self) -> None:
         """Call it about once a second; never raises."""
@@ -103,13 +108,24 @@ class Renewed(Generic[T]):
         self._watched.taken(look)
         self.trouble = ""
         logger.info("%s read again path=%s", self._what, self._files[0])
+        self._tell_if_open()
+
+    def _tell_if_open(self) -> None:
+        if self._secret is not None:
+            tell_if_open(self._secret)
 
 
 def tell_if_open(path: Path) -> None:
     """Logs a line if other users of this machine can read the file: there are secrets in it."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return
-    if mode & stat.S_IROTH:
+    if is_open(path):
         logger.warning("every user of this machine can read a file with secrets: chmod o-rwx %s", path)
+
+
+def is_open(path: Path) -> bool:
+    """Whether other users can read the file: they may, and no directory on the way keeps them out."""
+    try:
+        real = Path(os.path.realpath(path))
+        ways = all(parent.stat().st_mode & stat.S_IXOTH for parent in real.parents)
+        return ways and bool(real.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False

@@ -29,6 +29,9 @@ WHITE_ADDRESSES = "globalWhiteRemoteAddresses"
 ACCOUNTS = "accounts"
 DATA_VERSION = "dataVersion"
 
+# What a warning of an unknown name begins with.
+UNKNOWN_NAME = "unknown name "
+
 # RocketMQ's rule for both keys.
 KEY_CHARACTERS_MIN = 7
 
@@ -194,7 +197,7 @@ class _Reader:
     def _warn_of_others(self, fields: Mapping[Any, Any], known: frozenset[str], place: _Place) -> None:
         for name in fields:
             if name not in known:
-                self._warn(f"unknown name {name!r}, ignored", *place, name)
+                self._warn(f"{UNKNOWN_NAME}{name!r}, ignored", *place, name)
 
     def _warn(self, text: str, *place: str | int) -> None:
         self._warnings.append(self._document.error(text, *place))

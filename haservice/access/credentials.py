@@ -9,7 +9,7 @@ from haservice.configuration.yaml_document import YamlDocument
 from haservice.remoting.client import Sign
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
-from haservice.watched_files import Renewed, tell_if_open
+from haservice.watched_files import Renewed
 
 
 class SigningKeys(NamedTuple):
@@ -28,12 +28,7 @@ class OwnKeys:
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
-
-        def make() -> SigningKeys:
-            tell_if_open(path)
-            return read_keys(path)
-
-        self._renewed = Renewed("own key (aclCredentialsFile)", [path], make)
+        self._renewed = Renewed("own key (aclCredentialsFile)", [path], lambda: read_keys(path), secret=path)
         self.poll = self._renewed.poll
 
     @property

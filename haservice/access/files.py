@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from commitlog.log.log import wall_clock_ms
-from haservice.access.accounts import ACCOUNTS, DATA_VERSION, WHITE_ADDRESSES, AclFile, parse_file
+from haservice.access.accounts import (
+    ACCOUNTS,
+    DATA_VERSION,
+    UNKNOWN_NAME,
+    WHITE_ADDRESSES,
+    AclFile,
+    parse_file,
+)
 from haservice.access.rules import AccessRules, Account
 from haservice.configuration.security_settings import AclConfig, NameserverAclConfig
 from haservice.configuration.yaml_document import YamlDocument, yaml_text
@@ -65,7 +72,7 @@ class AclFiles:
         self.main = main
         self.rules = AccessRules()
         self.digest = ""
-        """What the rules in force come to: the same rules and secrets have the same digest."""
+        """What the accounts in force come to: the same ones, secrets included, have the same digest."""
         # What is wrong with the present files; the rules in force are then older.
         self.trouble = ""
         self._key = key
@@ -197,7 +204,7 @@ class AclFiles:
         for text in whole.warnings:
             logger.warning("access control %s", text)
         self._read, self._owners, self.rules = dict(whole.files), whole.owners, whole.rules
-        self.digest = _digest(whole.rules)
+        self.digest = _digest(whole.rules.accounts)
         self.trouble = ""
 
     def _write(self, path: Path, data: _Fields) -> None:
@@ -217,19 +224,27 @@ class AclFiles:
 
 
 def _check_words(before: AclFile | None, now: AclFile) -> None:
-    """Raises the first warning that the file did not give before: a word that is wrong takes rights away."""
+    """Raises the first warning that the file did not give before: a word that is wrong takes rights away.
+
+    A name that was ignored before may come more often: new accounts carry it, too.
+    """
     if before is None:
         return
-    known = Counter(warning.reason for warning in before.warnings)
+    had = Counter(warning.reason for warning in before.warnings)
+    found: Counter[str] = Counter()
     for warning in now.warnings:
-        known[warning.reason] -= 1
-        if known[warning.reason] < 0:
+        reason = warning.reason
+        found[reason] += 1
+        if found[reason] > had[reason] and not (had[reason] and reason.startswith(UNKNOWN_NAME)):
             raise warning
 
 
-def _digest(rules: AccessRules) -> str:
-    """Slow to make, as it is seen by who may not see the secrets in it."""
-    accounts = [
+def _digest(accounts: Mapping[str, Account]) -> str:
+    """Slow to make, as it is seen by who may not see the secrets in it.
+
+    Without the global white lists: each broker of a pair may list the other's address.
+    """
+    rules = [
         (
             *(
                 one.access_key,
@@ -241,10 +256,9 @@ def _digest(rules: AccessRules) -> str:
             ),
             sorted(one.perms.items()),
         )
-        for _, one in sorted(rules.accounts.items())
+        for _, one in sorted(accounts.items())
     ]
-    text = repr((sorted(map(str, rules.white)), accounts)).encode()
-    return hashlib.scrypt(text, salt=b"haservice", n=1 << 13, r=8, p=1, dklen=8).hex()
+    return hashlib.scrypt(repr(rules).encode(), salt=b"haservice", n=1 << 13, r=8, p=1, dklen=8).hex()
 
 
 def rules_files(config: AclConfig | NameserverAclConfig, source: str) -> AclFiles | None:

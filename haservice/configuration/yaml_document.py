@@ -5,6 +5,7 @@ RocketMQ keeps its access control in YAML 1.1, read by SnakeYAML; PyYAML reads a
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import yaml
 
 from haservice.configuration.config import read_text
 from haservice.errors import ConfigError
+
+# What a problem quotes from the file; a single character and the name of a token are no secrets.
+_QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""")
+_HARMLESS = re.compile(r"""(['"])(?:\\?.|<[a-z -]+>)\1""")
 
 
 class YamlDocument:
@@ -29,11 +34,13 @@ class YamlDocument:
             self.data: Any = yaml.safe_load(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            problem = getattr(error, "problem", None) or "not YAML"
+            problem = _without_words(getattr(error, "problem", None) or "not YAML")
             raise self._error(mark.line + 1 if mark else 0, problem) from None
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             # An impossible date, a key that cannot be hashed, a tag without its value, …
-            raise self._error(0, f"not YAML that can be used: {type(error).__name__}: {error}") from None
+            raise self._error(
+                0, f"not YAML that can be used: {type(error).__name__}: {_without_words(str(error))}"
+            ) from None
 
     def line_of(self, *keys: str | int) -> int:
         """The line, counted from 1, that `keys` lead to: names in mappings, numbers in lists.
@@ -63,6 +70,12 @@ class YamlDocument:
 
     def _error(self, line: int, reason: str) -> ConfigError:
         return ConfigError(str(self.path), line, "", reason)
+
+
+def _without_words(problem: str) -> str:
+    """What is wrong, without the file's own words: any of them may be a secret."""
+    cut = _QUOTED.sub(lambda found: found[0] if _HARMLESS.fullmatch(found[0]) else "…", problem)
+    return cut if cut == problem else f"{cut}: quote a text that begins with * & or !"
 
 
 def yaml_text(data: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -82,5 +81,4 @@ def application(console: Console) -> ASGIApp:
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: not_found, 500: our_fault})
     app.state.console = console
     app.state.sections = [module.SECTION for module in MODULES if hasattr(module, "SECTION")]
-    settings = console.settings
-    return Guard(app, [urlsplit(settings.public_url).hostname or ""], secure=settings.is_secure)
+    return Guard(app, console.settings)

@@ -25,8 +25,12 @@ def listen_callback(_: click.Context, __: click.Parameter, value: str) -> tuple[
 
 
 def url_callback(_: click.Context, __: click.Parameter, value: str) -> str:
-    parts = urlsplit(value)
-    if value and (parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/")):
+    try:
+        parts = urlsplit(value)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no number of a port, or half an IPv6 address
+        is_good = False
+    if value and (not is_good or parts.path not in ("", "/")):
         raise click.BadParameter(f"{value!r} is not like https://console.example: no path, a host's name")
     return value
 

@@ -110,11 +110,15 @@ class Console:
                     logger.warning("connections of a session that is over were not closed reason=%s", error)
 
     async def _end_refused(self) -> None:
-        """Ends the sessions of accounts that brokers do not let in any more."""
+        """Ends the sessions of accounts that brokers do not let in any more.
+
+        Those that let one in at its login are asked as well, for they are not among `strict` while they are down.
+        """
         strict = self._door.strict
         for account in self.sessions.accounts() if strict else ():
+            asked = sorted({*strict, *self.sessions.known_at(account)})
             try:
-                good = await self.doors.ask(DOOR_S, is_still_good, self.settings, account, strict)
+                good = await self.doors.ask(DOOR_S, is_still_good, self.settings, account, asked)
             except (HAServiceError, OSError):  # nobody says anything of it now
                 continue
             if not good:

@@ -133,7 +133,7 @@ def common_facts(console: Console, request: Request, title: str) -> dict[str, An
         "sections": request.app.state.sections,
         "account": "",
         "allows_changes": console.settings.allow_changes,
-        "is_secure": console.settings.is_secure,
+        "is_secure": is_secure(console, request),
     }
 
 
@@ -181,6 +181,11 @@ async def form_of(request: Request) -> dict[str, str]:
 def cookie_name(console: Console) -> str:
     """Cookies of one host are shared by its ports: consoles beside each other must not share it."""
     return f"mqconsole-{console.settings.port}"
+
+
+def is_secure(console: Console, request: Request) -> bool:
+    """Whether the browser came over TLS."""
+    return console.settings.is_secure(request.headers.get("host", ""))
 
 
 def client_address(request: Request) -> str:

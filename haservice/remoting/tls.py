@@ -45,9 +45,9 @@ class ServerTls:
         self.enforcing = config.mode is TlsMode.enforcing
         self._config = config
         self._source = source
-        files = _files(
-            ("tls.server.certPath", config.server_cert), ("tls.server.trustCertPath", config.server_trust)
-        )
+        self._asks_clients = config.client_auth is not ClientAuth.none and config.auth_client
+        trust = config.server_trust if self._asks_clients else None
+        files = _files(("tls.server.certPath", config.server_cert), ("tls.server.trustCertPath", trust))
         self.renewed = RenewedCertificates("certificate", files, config.server_key, self._build, source)
         self.poll = self.renewed.poll
 
@@ -67,7 +67,7 @@ class ServerTls:
         key = config.server_key
         names = ("tls.server.certPath", "tls.server.keyPath")
         load_chain(context, names, config.server_cert, key, config.server_key_password, self._source)
-        if config.client_auth is not ClientAuth.none and config.auth_client:
+        if self._asks_clients:
             required = config.client_auth is ClientAuth.require
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
             purpose, roots = ssl.Purpose.CLIENT_AUTH, config.server_trust

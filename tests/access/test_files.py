@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -133,6 +135,27 @@ def test_one_wrong_word_while_it_runs_takes_nobodys_rights_away(
     files.poll()
     assert files.rules.accounts["accounts-key"].perms["T"] == 8
     assert files.trouble == ""
+
+
+def test_a_name_that_is_ignored_already_may_come_with_new_accounts(main: Path) -> None:
+    text = "accounts:\n- {accessKey: key-number-1, secretKey: secret-key, owner: team}\n"
+    files = loaded(main, text)
+    for number in (2, 3):
+        text += f"- {{accessKey: key-number-{number}, secretKey: secret-key, owner: team}}\n"
+        changed(main, text)
+        files.poll()
+        files.poll()
+        assert (f"key-number-{number}" in keys(files), files.trouble) == (True, "")
+    changed(main, text.replace("owner: team", "onwer: team", 1))
+    files.poll()
+    files.poll()
+    assert "unknown name 'onwer'" in files.trouble
+
+
+def test_the_digest_is_of_the_accounts_and_not_of_the_white_lists(main: Path) -> None:
+    first = loaded(main, ONE).digest
+    assert loaded(main, ONE + "globalWhiteRemoteAddresses: [10.0.0.2]\n").digest == first
+    assert loaded(main, ONE.replace("secret-key", "another-key")).digest != first
 
 
 @pytest.mark.parametrize(
@@ -408,12 +431,33 @@ def test_a_disk_that_refuses_leaves_file_and_rules(main: Path, monkeypatch: pyte
     assert keys(files) == {"accounts-key"}
 
 
-@pytest.mark.parametrize(("mode", "told"), [(0o644, True), (0o640, False), (0o600, False)])
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A directory that every user can pass through, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as name:
+        if not all(parent.stat().st_mode & stat.S_IXOTH for parent in Path(name).resolve().parents):
+            pytest.skip("no user but this one gets to the directory for temporary files")
+        yield Path(name)
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_directory", "told"),
+    [
+        (0o644, 0o755, True),
+        (0o644, 0o711, True),
+        (0o640, 0o755, False),
+        (0o600, 0o755, False),
+        (0o644, 0o700, False),
+        (0o644, 0o750, False),
+    ],
+)
 def test_a_file_with_secrets_that_everybody_can_read_is_told(
-    main: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+    passable: Path, caplog: pytest.LogCaptureFixture, mode: int, of_directory: int, told: bool
 ) -> None:
+    main = passable / "plain_acl.yml"
     main.touch()
     main.chmod(mode)
+    passable.chmod(of_directory)
     loaded(main)
     assert (
         f"every user of this machine can read a file with secrets: chmod o-rwx {main}" in caplog.text

@@ -945,7 +945,7 @@ def test_no_note_where_send_ok_goes_on_to_mean_the_same_or_nobody_says(promise: 
 
 def test_a_switchover_says_before_it_asks_whose_accounts_differ(serve: Serve) -> None:
     def says(digest: str) -> dict[int, Any]:
-        return {RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"aclDigest": digest}).encode())}
+        return {RequestCode.GET_BROKER_RUNTIME_INFO: body(KVTable({"accountsDigest": digest}).encode())}
 
     master = Fake(serve, A, "SYNC_MASTER", 500, (3, 0, A), more=says("11"))
     slave = Fake(serve, B, "SLAVE", 500, (3, 0, A), more=says("22"))

@@ -375,13 +375,27 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
         Severity.CRITICAL,
         "CERTIFICATE ENDS, 10.0.0.2:10911: haSecureCertPath, 12 hours left",
     ),
+    "a short-lived certificate that was not renewed in time": (
+        [
+            master(
+                link(),
+                info={
+                    "certificateBegins": f"tls.server.certPath={NOW_MS // 1000 - 19 * 3600}",
+                    "certificateEnds": f"tls.server.certPath={NOW_MS // 1000 + 5 * 3600}",
+                },
+            ),
+            slave(),
+        ],
+        Severity.WARNING,
+        "CERTIFICATE ENDS, 10.0.0.1:10911: tls.server.certPath, 5 hours left",
+    ),
     "a certificate that has expired": (
         [master(link(), info={"certificateEnds": "tls.client.trustCertPath=5"}), slave()],
         Severity.CRITICAL,
         "CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath",
     ),
     "accounts that differ": (
-        [master(link(), info={"aclDigest": "11"}), slave(info={"aclDigest": "22"})],
+        [master(link(), info={"accountsDigest": "11"}), slave(info={"accountsDigest": "22"})],
         Severity.WARNING,
         "BROKERS DIFFER, accounts and rules of access control are not the same at 10.0.0.1:10911 and 10.0.0.2:10911",
     ),
@@ -700,3 +714,10 @@ def test_a_master_is_no_slave_of_its_own() -> None:
     one = master(role="ASYNC_MASTER")
     other = slave(client={"state": "READY", "last_error": "x"}, said={"members": members})
     assert "10.0.0.1:10911 is away" not in the([one, other]).text
+
+
+@pytest.mark.parametrize(("lifetime_h", "left_h"), [(24, 8), (72, 24), (90 * 24, 29 * 24)])
+def test_a_certificate_that_is_renewed_in_time_is_not_told_of(lifetime_h: int, left_h: int) -> None:
+    until = NOW_MS // 1000 + left_h * 3600
+    dates = {"certificateBegins": f"c={until - lifetime_h * 3600}", "certificateEnds": f"c={until}"}
+    assert "CERTIFICATE" not in the([master(link(), info=dates), slave()]).text

@@ -10,7 +10,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitlog.kernel.records import encode_properties, offset_message_id
+from commitlog.kernel.records import StoredMessage, encode_properties, offset_message_id
+from haservice.access.rules import Requester
+from haservice.broker.acl.recipients import Recipients
 from haservice.broker.node import BrokerNode
 from haservice.configuration.security_settings import AclConfig
 from haservice.remoting.codes import RequestCode
@@ -210,6 +212,37 @@ def test_a_tool_gives_no_message_to_an_account_that_may_not_read_it(node: Broker
     answer = admin.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
     assert (answer.code, "may not read the message's topic" in str(answer.remark)) == (1, True)
     assert RequestCode.CONSUME_MESSAGE_DIRECTLY not in reader.heard()
+
+
+def test_a_group_may_have_its_own_dead_letters_and_no_other_groups(node: BrokerNode) -> None:
+    recipients = Recipients(node.parts.security.acl)
+    reader = Requester("10.0.0.9", READER, SECRET)
+
+    def may(topic: str) -> bool:
+        message = StoredMessage(0, 0, 0, 0, 0, 0, 0, 0, 0, b"", 0, b"", 0, 0, b"", topic, b"")
+        return recipients.may_consume(reader, message, "readers")
+
+    assert may("R")
+    assert may("%DLQ%readers")
+    assert not may("%DLQ%others")
+    assert not may("T")
+
+
+def test_a_new_producer_shares_the_questions_with_those_that_were_never_credited(
+    node: BrokerNode, join: Join
+) -> None:
+    """As those that answer over another of their connections."""
+    first, second = join(SECOND, "first"), join(SECOND, "second")
+    owner = join(OWNER)
+    for _ in range(3):
+        owner.send_half()
+    owner.request(RequestCode.UNREGISTER_CLIENT, {"clientID": OWNER, "producerGroup": "P"})
+    check(node, 7)
+    late = join(SECOND, "late")
+    check(node, 7)
+    counts = [len(one.heard()) for one in (first, second, late)]
+    assert sum(counts) == 42
+    assert counts[2] <= 10, counts
 
 
 # Pulls that wait

@@ -33,6 +33,10 @@ def test_help_teaches_the_first_steps() -> None:
         (("-n", "127.0.0.1:1", "--key", __file__), "say --cert, too"),
         (("-n", "127.0.0.1:1", "--public-url", "console.example"), "is not like https://console.example"),
         (("-n", "127.0.0.1:1", "--public-url", "https://a.example/path"), "no path"),
+        (
+            ("-n", "127.0.0.1:1", "--public-url", "https://a.example:port"),
+            "is not like https://console.example",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence(words: tuple[str, ...], why: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from haservice.client.options import Credentials
-from haservice.console.doors import sessions, throttle
+from haservice.console.doors import sessions, throttle, verification
 from haservice.console.doors.sessions import Sessions
 from haservice.console.doors.throttle import LoginThrottle
+from haservice.console.settings import ConsoleSettings
+from haservice.errors import AnswerError, RemotingError
+from haservice.terminal.explain import ACL_REFUSAL
 
 ONE, OTHER = Credentials("account-one", "a secret"), Credentials("account-two", "a secret")
 
@@ -45,6 +48,35 @@ def test_a_session_ends_after_some_hours_however_it_is_used(clock: Clock) -> Non
         assert found.find(secret, used=True) is not None
     clock.now_s += 600
     assert found.find(secret, used=True) is None
+
+
+REFUSED = AnswerError("a:1", 1, f"{ACL_REFUSAL}: no acl config")
+SILENT = RemotingError("b:1: no answer within 2 s")
+
+
+@pytest.mark.parametrize(
+    ("answers", "good"),
+    [
+        ([REFUSED, REFUSED], False),
+        ([REFUSED, SILENT], True),  # the one that knows it may be down
+        ([SILENT, SILENT], True),
+        ([REFUSED, "a table"], True),
+    ],
+)
+def test_an_account_is_gone_if_every_broker_says_so(
+    monkeypatch: pytest.MonkeyPatch, answers: list[object], good: bool
+) -> None:
+    addrs = ["a:1", "b:1"]
+    monkeypatch.setattr(verification, "_ask", lambda _, asked: list(zip(asked, answers, strict=True)))
+    assert verification.is_still_good(ConsoleSettings(("n:1",)), ONE, addrs) is good
+
+
+def test_brokers_that_let_an_account_in_are_kept_in_mind(clock: Clock) -> None:
+    found = Sessions(clock)
+    found.open(ONE, ["a:1"])
+    found.open(ONE, ["a:1", "b:1"])
+    found.open(OTHER, ["c:1"])
+    assert found.known_at(ONE) == {"a:1", "b:1"}
 
 
 def test_sessions_end_with_their_account(clock: Clock) -> None:

@@ -2,7 +2,7 @@
 
     39 is a transaction open?        PUB on the message's topic
     326 a reply to a request         PUB on any topic; an account that may send nothing has asked nothing
-    309 consume this message now     SUB on its topic and on the group
+    309 consume this message now     SUB on its topic and on the group; the group's dead letters are its own
     a pull that waits                SUB on topic and group
 
 A connection's account is the one that signed what it asked with: its last heartbeat, or the pull.  The rules
@@ -17,7 +17,7 @@ from haservice.access.guard import address_of
 from haservice.access.rules import SUB, AclRefused, Requester
 from haservice.broker.acl.message_rights import topic_of
 from haservice.broker.acl.rights import Need, check_needs
-from haservice.broker.send.retries import retry_topic
+from haservice.broker.send.retries import dead_letter_topic, retry_topic
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 
@@ -56,7 +56,10 @@ class Recipients:
             self.check(requester, (topic, SUB), (retry_topic(group), SUB))
 
     def may_consume(self, requester: Requester | None, message: StoredMessage, group: str) -> bool:
-        return self.may(requester, (topic_of(message), SUB), (retry_topic(group), SUB))
+        topic, of_group = topic_of(message), (retry_topic(group), SUB)
+        if topic == dead_letter_topic(group):
+            return self.may(requester, of_group)
+        return self.may(requester, (topic, SUB), of_group)
 
     def may_ask(self, requester: Requester | None) -> bool:
         """Whether it may send a request to any topic, and so get a reply."""

@@ -20,7 +20,7 @@ from haservice.access.credentials import OwnKeys
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
-from haservice.certificates import RenewedCertificates
+from haservice.certificates import RenewedCertificates, Validity
 from haservice.configuration.settings import NodeConfig
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.tls import ClientTls, ServerTls, renewed_client_tls, server_tls
@@ -62,20 +62,19 @@ class Security:
 
     def gauges(self) -> dict[str, str]:
         """Entries of request 28."""
-        certificates = self.certificates()
+        certificates, dates = self.certificates(), self.validities()
         roots = {key: digest for one in certificates for key, digest in one.root_digests.items()}
         return {
             "filesNotInForce": self.trouble,
-            "certificateEnds": _listed(
-                {key: f"{until:.0f}" for key, until in self.certificate_ends().items()}
-            ),
-            "aclDigest": "off" if self.acl is None else self.acl.digest,
+            "certificateBegins": _listed({key: f"{one.since:.0f}" for key, one in dates.items()}),
+            "certificateEnds": _listed({key: f"{one.until:.0f}" for key, one in dates.items()}),
+            "accountsDigest": "off" if self.acl is None else self.acl.digest,
             "rootDigests": _listed(roots),
         }
 
-    def certificate_ends(self) -> dict[str, float]:
-        """Until when each certificate in force is valid, in seconds since 1970, by its file's key."""
-        return {key: until for one in self.certificates() for key, until in one.ends.items()}
+    def validities(self) -> dict[str, Validity]:
+        """When each certificate in force is valid, by its file's key."""
+        return {key: validity for one in self.certificates() for key, validity in one.validities.items()}
 
 
 def security_of(config: NodeConfig) -> Security:

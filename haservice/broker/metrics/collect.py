@@ -110,8 +110,7 @@ class BrokerCollector:
             offsets_not_kept=parts.tables.offsets.full,
             files_not_in_force=parts.security.trouble,
             certificate_days={
-                key: (until - time.time()) / 86_400
-                for key, until in parts.security.certificate_ends().items()
+                key: (one.until - time.time()) / 86_400 for key, one in parts.security.validities().items()
             },
             offsets=len(parts.tables.offsets),
             pending_sends=parts.sends.pending,

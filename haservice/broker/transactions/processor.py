@@ -54,6 +54,8 @@ from haservice.remoting.workers import Offload
 logger = logging.getLogger(__name__)
 
 UNKNOWN = 0
+# From so many questions without an answer on, a producer is as silent as any.
+SILENT_AT = 2
 
 
 class Log(Protocol):
@@ -253,6 +255,9 @@ class ProducerQuestions:
     def _producer(self, group: str, topic: str) -> Connection | None:
         """Of those that may send to the topic and whose connection takes writes, the next in turn that has
         left the fewest questions without an answer: one that never answers is asked no more than it must be.
+
+        From SILENT_AT on they count as equal: a client may answer over another of its connections, and is
+        then taken for silent; it shares the questions with the others, however long it has been here.
         """
         members = [
             (peer, client)
@@ -273,6 +278,6 @@ class ProducerQuestions:
         ready = [(peer, client) for peer, client in in_turn if not peer.closed and not peer.congested]
         if not ready:
             return None
-        peer, client = min(ready, key=lambda one: one[1].unanswered)
+        peer, client = min(ready, key=lambda one: min(one[1].unanswered, SILENT_AT))
         client.unanswered += 1
         return peer

@@ -3,7 +3,7 @@
     Host          an IP address, localhost, or the name of --public-url: another name was made to lead here by a
                   stranger's page (DNS rebinding)
     Origin        of all but GET and HEAD: this console itself, else another site's page sent it; over TLS https
-    over TLS      a browser is told to come by TLS only, where the host has a name of its own
+    over TLS      a browser is told to come by TLS only, where name and port of --public-url are the console's alone
     answers       no scripts, styles or frames but our own, nothing kept in caches, no address told to other sites
 
 Pages have no websocket; one that is asked for is refused.
@@ -12,12 +12,13 @@ Pages have no websocket; one that is asked for is refused.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from haservice.console.settings import ConsoleSettings, name_of
 
 SAFE = ("GET", "HEAD")
 HEADERS = {
@@ -37,12 +38,10 @@ STATIC, ASK_AGAIN = "/static/", "no-cache"
 
 
 class Guard:
-    """`names` are hosts beside IP addresses and localhost; `secure`: browsers come over TLS."""
-
-    def __init__(self, app: ASGIApp, names: Iterable[str] = (), *, secure: bool = False) -> None:
-        self._secure = secure
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
         self._app = app
-        self._names = {"localhost", *(name.lower() for name in names if name)}
+        self._settings = settings
+        self._names = {"localhost", settings.public_name} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -57,10 +56,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                # On localhost it would count for whatever else listens there.
-                if self._secure and _name_of(Headers(scope=scope).get("host", "")) in self._names - {
-                    "localhost"
-                }:
+                if self._settings.wants_tls_only(Headers(scope=scope).get("host", "")):
                     headers["Strict-Transport-Security"] = STRICT_TRANSPORT
                 headers["Cache-Control"] = ASK_AGAIN if scope["path"].startswith(STATIC) else NO_STORE
             await send(message)
@@ -80,14 +76,15 @@ class Guard:
             return ""
         origin = headers.get("origin", "")
         scheme, netloc = urlsplit(origin)[:2]
-        if not origin or netloc.lower() != host.lower() or (self._secure and scheme != "https"):
+        is_plain = scheme != "https" and self._settings.is_secure(host)
+        if not origin or netloc.lower() != host.lower() or is_plain:
             return "a change is taken from the console's own pages only (Origin)"
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return "a change is taken from the console's own pages only (Sec-Fetch-Site)"
         return ""
 
     def _is_own(self, host: str) -> bool:
-        name = _name_of(host)
+        name = name_of(host)
         if name in self._names:
             return True
         try:
@@ -95,11 +92,3 @@ class Guard:
         except ValueError:
             return False
         return True
-
-
-def _name_of(host: str) -> str:
-    """The header Host without its port; "" if it is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""

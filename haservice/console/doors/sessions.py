@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from haservice.client.options import Credentials
@@ -30,6 +30,8 @@ class BrowserSession:
     account: Credentials
     began_s: float
     used_s: float
+    known_at: tuple[str, ...] = ()
+    """The brokers that let it in at the login."""
 
 
 class Sessions:
@@ -39,7 +41,7 @@ class Sessions:
         self._clock_s = clock_s
         self._by_digest: dict[bytes, BrowserSession] = {}
 
-    def open(self, account: Credentials) -> str:
+    def open(self, account: Credentials, known_at: Sequence[str] = ()) -> str:
         """Begins a session; returns the secret for the cookie.  The oldest end where there are too many."""
         self.expire()
         own = [key for key, one in self._by_digest.items() if one.account == account]
@@ -48,7 +50,7 @@ class Sessions:
         while len(self._by_digest) >= SESSIONS_MAX:
             del self._by_digest[min(self._by_digest, key=lambda key: self._by_digest[key].used_s)]
         secret, now = secrets.token_urlsafe(SECRET_BYTES), self._clock_s()
-        self._by_digest[_digest(secret)] = BrowserSession(account, now, now)
+        self._by_digest[_digest(secret)] = BrowserSession(account, now, now, tuple(known_at))
         return secret
 
     def find(self, secret: str, *, used: bool) -> BrowserSession | None:
@@ -73,6 +75,10 @@ class Sessions:
     def accounts(self) -> set[Credentials]:
         """Those with a session that is not over."""
         return {one.account for one in self._by_digest.values() if not self._is_over(one)}
+
+    def known_at(self, account: Credentials) -> set[str]:
+        """The brokers that let the account in at the log-ins of its sessions."""
+        return {addr for one in self._by_digest.values() if one.account == account for addr in one.known_at}
 
     def _is_over(self, one: BrowserSession) -> bool:
         now = self._clock_s()

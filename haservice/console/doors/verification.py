@@ -82,8 +82,8 @@ def look_at_door(settings: ConsoleSettings) -> DoorReport:
     return DoorReport(DoorState.UNKNOWN, f"no broker answers: {said}" if said else "no broker is registered")
 
 
-def verify(settings: ConsoleSettings, account: Credentials, strict: Sequence[str]) -> None:
-    """Returns if one of the brokers that want accounts knows this one as an admin.  Raises LoginRefused."""
+def verify(settings: ConsoleSettings, account: Credentials, strict: Sequence[str]) -> list[str]:
+    """Which of the brokers that want accounts know this one as an admin.  Raises LoginRefused if none does."""
     with admin_for(settings, account) as admin:
         answers = _ask(admin, strict)
     good = [addr for addr, answer in answers if not isinstance(answer, RemotingError)]
@@ -99,14 +99,14 @@ def verify(settings: ConsoleSettings, account: Credentials, strict: Sequence[str
             " whiteRemoteAddress in plain_acl.yml",
             counts=False,
         )
+    return good
 
 
-def is_still_good(settings: ConsoleSettings, account: Credentials, strict: Sequence[str]) -> bool:
-    """False if a broker refuses the account by now and none lets it in.  While none answers it stays good."""
+def is_still_good(settings: ConsoleSettings, account: Credentials, asked: Sequence[str]) -> bool:
+    """False if each broker that is asked refuses the account by now.  One that is silent may know it."""
     with admin_for(settings, account) as admin:
-        answers = _ask(admin, strict)
-    refused = any(_is_refusal(answer) for _, answer in answers)
-    return not refused or any(not isinstance(answer, RemotingError) for _, answer in answers)
+        answers = _ask(admin, asked)
+    return not answers or not all(_is_refusal(answer) for _, answer in answers)
 
 
 def _ask(admin: MQAdmin, addrs: Sequence[str]) -> list[tuple[str, Any]]:

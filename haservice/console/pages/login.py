@@ -20,6 +20,7 @@ from haservice.console.visit import (
     common_facts,
     cookie_name,
     form_of,
+    is_secure,
 )
 from haservice.printable import escaped
 from haservice.terminal.output import human_seconds
@@ -64,7 +65,7 @@ async def log_in(request: Request) -> Response:
     # Counted before it is looked at: many attempts at once are many.
     console.throttle.failed(address, access_key)
     try:
-        await console.doors.ask(DOOR_S, verify, console.settings, account, door.strict)
+        known_at = await console.doors.ask(DOOR_S, verify, console.settings, account, door.strict)
     except LoginRefused as refused:
         if not refused.counts:
             console.throttle.succeeded(address, access_key)
@@ -78,10 +79,10 @@ async def log_in(request: Request) -> Response:
     answer = RedirectResponse(_own_path(request.query_params.get("next", "/")), 303)
     answer.set_cookie(
         cookie_name(console),
-        console.sessions.open(account),
+        console.sessions.open(account, known_at),
         httponly=True,
         samesite="lax",
-        secure=console.settings.is_secure,
+        secure=is_secure(console, request),
         path="/",
     )
     return answer

@@ -11,14 +11,16 @@ from haservice.terminal.output import and_text
 
 # In a broker's runtime table: brokerRole as its properties file has it by now.
 IN_FILE = "brokerRoleInFile"
-# And: changed files that are not in force, and why; "key=seconds since 1970" of each certificate's last second;
-# what the rules of access control come to; "key=digest" of each file with roots.
-NOT_IN_FORCE, CERTIFICATE_ENDS = "filesNotInForce", "certificateEnds"
-RULES_DIGEST, ROOT_DIGESTS = "aclDigest", "rootDigests"
+# And: changed files that are not in force, and why; "key=seconds since 1970" of each certificate's first and last
+# second; what the accounts of access control come to; "key=digest" of each file with roots.
+NOT_IN_FORCE, CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "filesNotInForce", "certificateBegins", "certificateEnds"
+RULES_DIGEST, ROOT_DIGESTS = "accountsDigest", "rootDigests"
 
 DAY_MS = 86_400_000
-# A certificate that ends within so many days is told of, and is grave within so many.
+# A certificate that ends within so many days is told of, and is grave within so many; or within such a part of its
+# lifetime, if that is less: who renews short-lived ones each day is not told of them each day.
 DAYS_WARNING, DAYS_CRITICAL = 30, 1
+PART_WARNING, PART_CRITICAL = 1 / 4, 1 / 10
 
 
 def differing_promises(master: Seen, everybody: Sequence[Seen]) -> Iterator[Finding]:
@@ -65,12 +67,14 @@ def unfit_files(one: Seen, now_ms: int) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING, "FILE NOT IN FORCE", f"{where(one)} goes on with the one before: {why}"
         )
+    begins = dict(_pairs(one.info.get(CERTIFICATE_BEGINS, "")))
     for key, until in sorted(_pairs(one.info.get(CERTIFICATE_ENDS, ""))):
         if not until.isdigit():
             continue
         left = (int(until) * 1000 - now_ms) / DAY_MS
-        if left <= DAYS_WARNING:
-            state = Severity.CRITICAL if left <= DAYS_CRITICAL else Severity.WARNING
+        warning, critical = _days(begins.get(key, ""), int(until))
+        if left <= warning:
+            state = Severity.CRITICAL if left <= critical else Severity.WARNING
             said = f"{left:.0f} days left" if left >= 2 else f"{max(0.0, left * 24):.0f} hours left"
             text = f"{where(one)}: {key}, {said}: replace the file, which counts without a restart"
             yield Finding(state, "CERTIFICATE HAS EXPIRED" if left < 0 else "CERTIFICATE ENDS", text)
@@ -98,6 +102,14 @@ def security_differences(infos: Mapping[str, Mapping[str, str]]) -> Iterator[str
                 f"{what} are not the same at {sides}: who gets in at one may be refused at the other;"
                 " give them the same files"
             )
+
+
+def _days(since: str, until: int) -> tuple[float, float]:
+    """With how many days left a certificate is told of, and is grave.  A broker may not say since when it counts."""
+    if not since.isdigit():
+        return DAYS_WARNING, DAYS_CRITICAL
+    lifetime = max(0, until - int(since)) * 1000 / DAY_MS
+    return min(DAYS_WARNING, lifetime * PART_WARNING), min(DAYS_CRITICAL, lifetime * PART_CRITICAL)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
