@@ -123,6 +123,8 @@ class MajorityStore(Store):
         if not clean:
             self.queues.distrust(safe)
         self.index.truncate(end)
+        # What of the entries is committed may not be known yet; behind them another leader's are to come.
+        self.queues.lower_floors(max(end, self._entries.data.end))
         self.queues.correct_min_offset(start)
         return RecoveryReport(
             clean, start, scanned_from=end if clean else safe, end=end, durable=end, records=0, seconds=0.0

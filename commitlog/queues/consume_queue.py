@@ -157,8 +157,8 @@ class ConsumeQueues:
                     self.find_or_create(topic, int(name)).load(log_start)
                 else:
                     logger.warning("no queue, passed over path=%s", self.directory / topic / name)
-        for topic in self.floors.table():
-            self._settle_floor(topic)
+        self.drop_queues(self.floors.table())
+        self.floors.expire(log_start)
 
     def truncate(self, physical_offset: int) -> int:
         """Drops the messages from `physical_offset` in the log on; returns from how many queues."""
@@ -248,14 +248,19 @@ class ConsumeQueues:
             queue.delete()
         return len(queues)
 
-    def forget_topics(self, floors: Mapping[str, int], log_start: int) -> list[str]:
+    def forget_topics(self, floors: Mapping[str, int], log_start: int, as_of: int | None = None) -> list[str]:
         """Deletes topics: of each, what lies below its floor in the log; returns those of which something was new.
 
-        It stays deleted, also if the log is dispatched again.  The writing thread rests.  Raises OSError.
+        It stays deleted, also if the log is dispatched again.  The writing thread rests.  `as_of` is that of
+        TopicFloors.merge().  Raises OSError.
         """
-        changed = self.floors.merge(floors, log_start)
-        for topic in changed:
-            self._settle_floor(topic)
+        changed = self.floors.merge(floors, log_start, as_of)
+        # Of those that the log has no more, queues may be left.
+        expired = {topic: floor for topic, floor in floors.items() if floor <= log_start}
+        self.drop_queues({topic: self.floors.of(topic) for topic in changed} | expired)
+        for (topic, _), queue in self.items():
+            if (floor := self.floors.of(topic)) > queue.floor:
+                queue.set_floor(floor)
         return changed
 
     def lower_floors(self, end: int) -> None:
@@ -265,20 +270,20 @@ class ConsumeQueues:
             if topic in lowered:
                 queue.set_floor(self.floors.of(topic))
 
-    def _settle_floor(self, topic: str) -> None:
-        """Removes the topic's queues that have nothing behind its floor, and lets the others begin there."""
-        floor = self.floors.of(topic)
+    def drop_queues(self, ends: Mapping[str, int]) -> None:
+        """Removes the queues of these topics that have nothing behind these places in the log.  Without a floor they
+        come back if the log is dispatched again.  The writing thread rests.
+        """
+        if not ends:
+            return
         with self._lock:
-            queues = [queue for key, queue in self._table.items() if key[0] == topic]
-            gone = [queue for queue in queues if queue.known_physical_offset <= floor]
-            for queue in gone:
-                del self._table[topic, queue.queue_id]
-            self._note_change()
+            table = self._table.items()
+            gone = [key for key, queue in table if queue.known_physical_offset <= ends.get(key[0], -1)]
+            queues = [self._table.pop(key) for key in gone]
+            if queues:
+                self._note_change()
         for queue in queues:
-            if queue in gone:
-                queue.delete()
-            else:
-                queue.set_floor(floor)
+            queue.delete()
 
     def empty_expired(self, physical_offset: int, is_spared: Callable[[str, int], bool]) -> int:
         """Deletes the files of queues whose messages all lie before `physical_offset`, unless

@@ -5,6 +5,7 @@
 
 Without a floor a directory of queues would look like a topic that nobody deleted: after a restart that dispatches the
 log again, on a slave, or in a store of RocketMQ, which writes down nothing.  Slaves get the floors with the topics.
+They lower theirs to their log's end at each greeting: what a master has behind it may be another tail.
 
     lineage/deleted    a line for each topic: floor, name; and a seal
 
@@ -66,6 +67,8 @@ class TopicFloors:
         self._files = files
         self._lock = threading.Lock()
         self._floors: dict[str, int] = {}
+        self.lowerings = 0
+        """How often they were lowered: what was heard before is then of another log."""
 
     def of(self, topic: str) -> int:
         """0 for a topic that was not deleted."""
@@ -84,9 +87,14 @@ class TopicFloors:
                 "list of deleted topics not read, they may come back path=%s reason=%s", self._path, error
             )
 
-    def merge(self, floors: Mapping[str, int], log_start: int) -> list[str]:
-        """Takes these, too; returns the topics of which more is deleted now.  Raises OSError, with nothing changed."""
+    def merge(self, floors: Mapping[str, int], log_start: int, as_of: int | None = None) -> list[str]:
+        """Takes these, too; returns the topics of which more is deleted now.  Raises OSError, with nothing changed.
+
+        `as_of`: nothing is taken unless so many `lowerings` have been.
+        """
         with self._lock:
+            if as_of is not None and as_of != self.lowerings:
+                return []
             before, after = self._floors, merged(self._floors, floors, log_start)
             if after != before:
                 self._save(after)
@@ -96,11 +104,17 @@ class TopicFloors:
     def lower(self, end: int) -> list[str]:
         """The log ends at `end` now; returns the topics of which less is deleted.  Raises OSError."""
         with self._lock:
+            self.lowerings += 1
             before, after = self._floors, lowered(self._floors, end)
             if after != before:
                 self._save(after)
             self._floors = after
         return [topic for topic, floor in before.items() if floor > end]
+
+    def expire(self, log_start: int) -> None:
+        """Forgets, without a write, those of which the log has nothing any more."""
+        with self._lock:
+            self._floors = merged(self._floors, {}, log_start)
 
     def let_go(self) -> None:
         """The store is emptied, and the caller removes the file."""

@@ -177,7 +177,7 @@ def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
 
     May be called again after a crash amid the call.
     """
-    remove_tree(files, options.root / FILE)  # places in the log that goes
+    _let_floors_go(options.root, files, keep)
     for directory, name in _directories(options):
         if not files.exists(directory):
             continue
@@ -193,6 +193,19 @@ def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
         if target is not None:
             files.sync_directory(target)
         files.sync_directory(directory)
+
+
+def _let_floors_go(root: Path, files: Files, keep: Path | None) -> None:
+    """They are places in the log that goes."""
+    path = root / FILE
+    if keep is None or not files.exists(path) or files.exists(keep / FILE):
+        remove_tree(files, path)
+        return
+    target = keep / FILE
+    files.make_directory(target.parent)
+    files.rename(path, target)
+    files.sync_directory(target.parent)
+    files.sync_directory(path.parent)
 
 
 def _directories(options: LogOptions) -> list[tuple[Path, str]]:

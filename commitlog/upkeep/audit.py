@@ -81,7 +81,7 @@ class Audit:
             with self._mender.at_work:
                 moved = walk.step()
             for (topic, queue_id), units in walk.take_units().items():
-                self._look_at_queue(self._queues.get(topic, queue_id), units)
+                self._look_at_queue(self._queues.get(topic, queue_id), units, stop)
             if index is not None:
                 index.follow(walk.take_puts())
             if not moved:
@@ -91,12 +91,17 @@ class Audit:
             for file in index.files:
                 file.doubtful |= not (stop.is_set() or file.chains_fit())
 
-    def _look_at_queue(self, queue: ConsumeQueue | None, units: Mapping[int, bytes]) -> None:
+    def _look_at_queue(
+        self, queue: ConsumeQueue | None, units: Mapping[int, bytes], stop: threading.Event
+    ) -> None:
         if queue is None:
             return
         wanted = sorted(units)
         there = queue.read(wanted[0], wanted[-1] + 1 - wanted[0])
+        begin = max(self._log.start, queue.floor)
         for number in wanted[: max(0, queue.max_offset - wanted[0])]:
+            if stop.is_set():
+                return  # to mend takes a walk over the log
             at, place = number - wanted[0], UNIT.unpack(units[number])[0]
             if (
                 at >= len(there)
@@ -105,7 +110,7 @@ class Audit:
             ):
                 continue
             fits = UNIT.pack(*there[at]) == units[number]
-            if (fits and number >= queue.min_offset) or place < self._log.start:
+            if (fits and number >= queue.min_offset) or place < begin:
                 continue
             if fits or not self._is_later(queue, number, there[at], place):
                 queue.begin_at(number)

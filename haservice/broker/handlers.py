@@ -350,7 +350,7 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             store.retention.order_passes,
             traffic,
             offload,
-            delete=deleted.delete,
+            delete=deleted.drop_queues if is_slave else deleted.delete,
             is_slave=is_slave,
         ),
     )

@@ -123,6 +123,7 @@ def replication_of(
                 store.log,
                 store,
                 on_cut=on_cut,
+                lower_floors=DeletedTopics(store).lower_floors,
                 flushes=flushes,
                 takes_marks=config.replication.read_mark is ReadMark.STRICT,
             ),
@@ -197,7 +198,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         overdue=Overdue(store.queues.get, tables.delays, levels),
         keep=tables.keep,
         on_copied=tables.awaited.copied,
-        delete=DeletedTopics(store).delete,
+        deleting=DeletedTopics(store).from_now,
     )
 
 

@@ -448,11 +448,31 @@ def test_queues_of_deleted_topics_go(start: Start, client: BlockingClient) -> No
     node = start()
     fill(client, node, 2)
     fill(client, node, 2, topic="Gone")
+    commit(node, 2, topic="Gone")
     node.topics.delete("Gone")
+    before = node.topics.data_version
     answer = ask(client, node, RequestCode.CLEAN_UNUSED_TOPIC)
     assert (answer.code, answer.remark) == (0, "topics=1: Gone")
+    assert node.topics.data_version != before  # slaves ask again
+    assert node.offsets.groups_of("Gone") == []
     assert node.store.queues.get("Gone", 0) is None
     assert node.store.queues.get("T", 0) is not None
+
+
+def test_queues_of_a_deleted_topic_go_though_the_log_has_none_of_its_messages(
+    start: Start, client: BlockingClient
+) -> None:
+    node = start()
+    body = bytes(8 * 1024)
+    send(client, addr_of(node), "Gone", body, queue_id=0)
+    for _ in range(8):  # a segment has 64 KiB
+        send(client, addr_of(node), "T", body, queue_id=0)
+    wait_until(lambda: node.store.dispatcher.behind == 0, "dispatched")
+    assert node.store.log.segments.drop_oldest() is not None
+    node.topics.delete("Gone")
+    assert ask(client, node, RequestCode.CLEAN_UNUSED_TOPIC).remark == "topics=1: Gone"
+    assert node.store.queues.get("Gone", 0) is None
+    assert not list((node.config.log.root / "consumequeue" / "Gone").glob("0/*"))
 
 
 def test_queues_that_nobody_needs_go_with_their_messages(start: Start, client: BlockingClient) -> None:

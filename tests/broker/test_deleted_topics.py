@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
 
 from commitlog.kernel.records import decode
 from haservice.broker.node import BrokerNode
+from haservice.broker.topics.deleted import DeletedTopics
 from haservice.configuration.settings import BrokerRole
 from haservice.remoting.bodies.admin import QueueProgress
 from haservice.remoting.bodies.clients import TopicConfigWrapper
@@ -157,6 +159,40 @@ def test_a_slave_that_begins_without_floors_hears_of_them(start: Starter, client
     slave.slave_sync.set_master_addr(addr_of(master))
     wait_until(lambda: slave.store.queues.floors.of("T") > 0, "it asked, though its table is the master's")
     assert bodies(slave, "T") == []
+
+
+def test_a_greeting_leaves_nothing_deleted_behind_the_log_and_brings_what_the_master_deleted(
+    start: Starter, client: BlockingClient
+) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", b"old")
+    delete(client, master, "T")
+    put(client, master, "Other", b"other")
+    copied(master, slave)
+    wait_until(lambda: slave.store.log.end == master.store.log.end, "the slave has all")
+    floor, floors = master.store.queues.floors.of("T"), slave.store.queues.floors
+    floors.lower(0)
+    DeletedTopics(slave.store).delete({"U": 1 << 40})  # another master's word
+    slave.ha.leave_master()
+    wait_until(lambda: floors.table() == {"T": floor, "U": slave.store.log.end}, "it asked for all")
+    put(client, master, "U", b"new")
+    wait_until(lambda: slave.store.log.end == master.store.log.end, "the slave has all")
+    assert bodies(slave, "U") == [b"new"]
+
+
+def test_queues_of_what_cannot_be_a_topic_keep_no_broker_from_its_start(
+    start: Starter, client: BlockingClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = start()
+    put(client, node, "T", b"kept")
+    assert bodies(node, "T") == [b"kept"]
+    node.stop()
+    queues = node.config.log.root / "consumequeue"
+    shutil.copytree(queues / "T", queues / ("x" * 128))
+    node = start()
+    assert bodies(node, "T") == [b"kept"]
+    assert node.topics.get("x" * 128) is None
+    assert "queues of what cannot be a topic" in caplog.text
 
 
 def test_the_floors_are_in_the_answer_to_slaves_and_in_no_file_of_rocketmqs(

@@ -9,6 +9,7 @@ import pytest
 
 from commitlog.disk.files import OSFiles
 from commitlog.kernel.records import decode
+from commitlog.queues.consume_queue import ConsumeQueues
 from commitlog.queues.topic_floors import (
     FILE,
     FLOORS_MAX,
@@ -57,6 +58,14 @@ def put(store: Store, *texts: bytes, topic: str = "TopicTest") -> None:
     for text in texts:
         store.log.append(message(text, topic=topic))
     dispatch(store)
+
+
+def put_as_replica(store: Store, master: Path, *texts: bytes) -> None:
+    source = open_store(master)
+    put(source, *texts)
+    store.log.append_replica(store.log.end, [source.log.read(store.log.end, 1 << 20)])
+    dispatch(store)
+    source.close()
 
 
 def test_floors_are_merged_lowered_and_bounded() -> None:
@@ -116,6 +125,54 @@ def test_a_topic_made_again_has_its_new_messages_only(tmp_path: Path, clean: boo
     store.scrub.also_look_over(threading.Event())
     put(store, b"newer")
     assert bodies(store) == [b"new", b"newer"]
+    store.close()
+
+
+def test_the_scrub_walks_the_log_for_no_entry_of_a_deleted_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path, scrub_bytes_per_s=1 << 40)
+    put(store, *[b"old%d" % number for number in range(20)])
+    floor = store.log.end
+    put(store, b"new")
+    with store.dispatcher.at_work:
+        store.queues.forget_topics({"TopicTest": floor}, 0)
+    walks: list[int] = []
+    monkeypatch.setattr(store.mender, "mend", lambda topic, queue_id, number: walks.append(number))
+    store.scrub.also_look_over(threading.Event())
+    assert walks == []
+    assert bodies(store) == [b"new"]
+    store.close()
+
+
+def test_a_start_forgets_floors_of_which_the_log_has_nothing(tmp_path: Path) -> None:
+    def opened() -> ConsumeQueues:
+        return ConsumeQueues(tmp_path / "consumequeue", 2000, OSFiles())
+
+    queues = opened()
+    queues.floors.merge({"T": 100, "U": 200}, 0)
+    for topic, place in (("T", 50), ("U", 250)):
+        queue = queues.find_or_create(topic, 0)
+        queue.append(place, 10, 0, 0)
+        queue.write()
+    queues.close()
+    queues = opened()
+    queues.load(150)
+    # The queue of the one was left by a process that died; without its floor it would pass for a topic's.
+    assert [key for key, _ in queues.items()] == [("U", 0)]
+    assert queues.floors.table() == {"U": 200}
+    queues.close()
+
+
+def test_a_slave_removes_queues_and_says_of_no_topic_that_it_is_deleted(tmp_path: Path) -> None:
+    store = open_store(tmp_path, replica=True)
+    put_as_replica(store, tmp_path / "m", b"old")
+    end = store.log.end
+    with store.dispatcher.at_work:
+        store.queues.drop_queues({"TopicTest": end - 1})
+        assert store.queues.get("TopicTest", 3) is not None
+        store.queues.drop_queues({"TopicTest": end})
+    assert (store.queues.items(), store.queues.floors.table()) == ([], {})
     store.close()
 
 

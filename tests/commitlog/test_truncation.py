@@ -521,10 +521,14 @@ def test_a_replica_becomes_an_empty_one_that_takes_its_masters_log(tmp_path: Pat
 def test_what_was_there_is_kept_where_one_wants_it_and_opens_as_a_store(tmp_path: Path) -> None:
     replica = old_replica(tmp_path / "replica")
     content, places = whole_log(replica.log), placed(replica)
+    floors = {"Deleted": replica.log.end}
+    replica.queues.forget_topics(floors, 0)
     keep = tmp_path / "replica" / "cut" / "reinit-1"
     replica.restart_at(2 * SEGMENT_BYTES, keep)
+    assert replica.queues.floors.table() == {}
     replica.close()
     kept = open_store(keep)
+    assert kept.queues.floors.table() == floors
     assert whole_log(kept.log) == content
     assert queued(kept) == places
     kept.close()

@@ -11,6 +11,7 @@ import pytest
 
 from commitlog.options import LogOptions
 from commitlog.store import Store
+from haservice.broker.topics.deleted import DeletedTopics
 from haservice.replication.lineage.epochs import PROMOTION_STEP, Epoch, Lineage
 from haservice.replication.lineage.file import LineageFile
 from haservice.replication.master.greeter import Greets
@@ -68,7 +69,7 @@ def replicate(source: Store, source_lineage: LineageFile, copy: Store, copy_line
         slave(
             copy.log,
             ha.port,
-            rejoin=Rejoin(FACTS, copy_lineage, copy.log, copy),
+            rejoin=Rejoin(FACTS, copy_lineage, copy.log, copy, lower_floors=DeletedTopics(copy).lower_floors),
             boundary=lambda: copy.dispatcher.position,
         ),
     ):
@@ -143,3 +144,37 @@ def test_an_empty_store_that_begins_with_the_masters_first_byte(tmp_path: Path) 
         assert b.log.start == SEGMENT_BYTES
     with opened(tmp_path / "b", replica=True) as b:
         assert b.log.start == SEGMENT_BYTES
+
+
+def test_what_a_new_master_stores_is_not_what_was_deleted_behind_its_log(tmp_path: Path) -> None:
+    """Both slaves had heard where the dead master's topic ended, and had less of its log."""
+    lineages = {name: LineageFile(tmp_path / name) for name in "abc"}
+    with (
+        opened(tmp_path / "a") as a,
+        opened(tmp_path / "b", replica=True) as b,
+        opened(tmp_path / "c", replica=True) as c,
+    ):
+        begin(lineages["a"], a)
+        write(a, *[900] * 30)
+        replicate(a, lineages["a"], c, lineages["c"])
+        write(a, *[900] * 5)
+        replicate(a, lineages["a"], b, lineages["b"])
+        write(a, *[900] * 40)
+        for store in (a, b, c):
+            DeletedTopics(store).delete({TOPIC: a.log.end})
+    with opened(tmp_path / "b") as b, opened(tmp_path / "c", replica=True) as c:
+        begin(lineages["b"], b)
+        write(b, *[300] * 10)
+        assert served(b) == 10
+        # As it was while it ran: a start would lower it.
+        c.queues.floors.merge({TOPIC: 1 << 40}, 0)
+        late = DeletedTopics(c).from_now()
+        replicate(b, lineages["b"], c, lineages["c"])
+        late({TOPIC: 1 << 40})  # the dead master had answered before the greeting
+        DeletedTopics(c).from_now()(b.queues.floors.table())
+        assert served(c) == 10
+
+
+def served(store: Store) -> int:
+    queue = queue_of(store)
+    return int(queue.max_offset - queue.min_offset)

@@ -78,7 +78,7 @@ class HousekeepingProcessor:
         is_slave: bool,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`delete` deletes of each topic what lies below a place of the log."""
+        """`delete` deletes of each topic what lies below a place of the log; on a slave only the queues."""
         self._topics = topics
         self._delete = delete
         self._offsets = offsets
@@ -127,6 +127,9 @@ class HousekeepingProcessor:
         gone = await self._tried(self._drop_unused)
         for topic in gone:
             self._traffic.forget_topic(topic)
+            if not self._is_slave:
+                self._topics.note_deleted(topic)  # slaves ask again, and hear of it
+                self._offsets.remove_topic(topic)
         said = f"topics={len(gone)}{': ' if gone else ''}{', '.join(gone)}"
         logger.info("queues of deleted topics cleared up %s", said)
         return request.answer(ResponseCode.SUCCESS, said)
@@ -155,18 +158,15 @@ class HousekeepingProcessor:
         return start, removed, files
 
     def _drop_unused(self) -> list[str]:
-        gone = []
-        for topic in sorted(self._unused()):
-            if self._topics.get(topic) is None:  # a send may have created it anew meanwhile
-                self._delete({topic: self._end_of(topic)})
-                gone.append(topic)
-        return gone
-
-    def _end_of(self, topic: str) -> int:
-        """Where its last message ends in the log."""
-        return max(
-            (queue.max_physical_offset for key, queue in self._queues.items() if key[0] == topic), default=0
-        )
+        unused = frozenset(self._unused())
+        ends: dict[str, int] = {}
+        for (topic, _), queue in self._queues.items():
+            if topic in unused:
+                ends[topic] = max(queue.max_physical_offset, ends.get(topic, 0))
+        # A send may have created one anew meanwhile.  If it does so from now on, its message lies behind the end.
+        ends = {topic: ends[topic] for topic in sorted(ends) if self._topics.get(topic) is None}
+        self._delete(ends)
+        return list(ends)
 
     def _unused(self) -> Iterator[str]:
         newest_ms: dict[str, int] = {}

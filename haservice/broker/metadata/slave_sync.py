@@ -120,14 +120,14 @@ class SlaveSync:
         overdue: Callable[[], bool] = lambda: False,
         keep: Callable[[str, bytes], str] = lambda name, content: "",
         on_copied: Callable[[str], None] = lambda name: None,
-        delete: Callable[[Mapping[str, int]], object] = lambda floors: None,
+        deleting: Callable[[], Callable[[Mapping[str, int]], object]] = lambda: lambda floors: None,
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
         name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
         delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
-        be lost, by its file's name, and returns where; it may raise OSError.  So may `delete`, which deletes of each
-        topic what lies below a place in the log.
+        be lost, by its file's name, and returns where; it may raise OSError.  `deleting` is called before the master
+        is asked; what it returns deletes of each topic what lies below a place in the log, and may raise OSError, too.
         """
         self.link: FollowedLog | None = None
         """Set before the task starts; None in a DLedger group, whose members agree on their leader."""
@@ -140,7 +140,7 @@ class SlaveSync:
         self._overdue = overdue
         self._keep = keep
         self._on_copied = on_copied
-        self._delete = delete
+        self._deleting = deleting
         self._retry_s = retry_s
         self._master_addr: str | None = None
         self._asking: str | None = None  # the task's: the address of its present or last pass
@@ -151,6 +151,8 @@ class SlaveSync:
         self._looked_version = ""
         # By request code: the digest of the last whole table, and the version that we had with it.
         self._taken: dict[int, tuple[str, DataVersion]] = {}
+        # How often a master has greeted us.  Floors were lowered then; what was taken before does not bring them back.
+        self._greetings = 0
         # Whether the master's last table of topics said what was deleted.
         self._tells_deleted = False
         # The task's: when the present connection is given up, if nothing has come by it.
@@ -235,6 +237,8 @@ class SlaveSync:
 
     def _notice_greeting(self) -> None:
         self._doubt_s = asyncio.get_running_loop().time() + DOUBT_S
+        self._greetings += 1
+        self._taken.pop(RequestCode.GET_ALL_TOPIC_CONFIG, None)
         self._notice()
 
     async def run(self, client: RemotingClient) -> None:
@@ -361,7 +365,8 @@ class SlaveSync:
     async def _sync_topics(self, client: RemotingClient, addr: str) -> bool:
         """Whether there was something new."""
         code = RequestCode.GET_ALL_TOPIC_CONFIG
-        # The first answer is always whole: a start may have lost floors of a part of the log that it lacked.
+        # The first answer after a start and a greeting is whole: it brings floors behind the end that our log had.
+        greetings, delete = self._greetings, self._deleting()
         known = self._topics.data_version if code in self._taken else None
         body = await _fetch_changed(client, addr, code, known)
         digest = digest_of(body or b"")
@@ -372,17 +377,11 @@ class SlaveSync:
             await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
             self._tells_deleted = theirs.floors is not None
             if theirs.floors:
-                await self._delete_too(theirs.floors)
+                await _delete_too(delete, theirs.floors)
             self._topics.replace_all(theirs)
-            self._taken[code] = (digest, self._topics.data_version)
+            if greetings == self._greetings:
+                self._taken[code] = (digest, self._topics.data_version)
         return changed
-
-    async def _delete_too(self, floors: Mapping[str, int]) -> None:
-        """Before the table is taken: what fails is tried again."""
-        try:
-            await asyncio.to_thread(self._delete, floors)
-        except OSError as error:
-            raise ValueError(f"deleted topics of the master are not deleted here: {error}") from error
 
     async def _sync_offsets(self, client: RemotingClient, addr: str) -> None:
         before, self._looked_over = self._looked_over, None
@@ -440,6 +439,14 @@ class SlaveSync:
             self.refused = f"{error}{hint}"
         if self._throttle.ready():
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
+
+
+async def _delete_too(delete: Callable[[Mapping[str, int]], object], floors: Mapping[str, int]) -> None:
+    """Before the table is taken: what fails is tried again."""
+    try:
+        await asyncio.to_thread(delete, floors)
+    except OSError as error:
+        raise ValueError(f"deleted topics of the master are not deleted here: {error}") from error
 
 
 async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> Body:

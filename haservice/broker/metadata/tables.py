@@ -22,6 +22,7 @@ from haservice.broker.pull.consumer_filters import ConsumerFilters
 from haservice.broker.topics.readable import unlisted_topics
 from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.configuration.settings import NodeConfig
+from haservice.errors import RequestError
 from haservice.persisted_file import PersistedFile, replace_file
 from haservice.table_journal import TableJournal
 
@@ -139,6 +140,9 @@ class Tables:
                 except TopicsFull as error:
                     logger.error("topics have messages but no configuration, and get none: %s", error)
                     break
+                except RequestError as error:
+                    logger.error("queues of what cannot be a topic, passed over topic=%s: %s", name, error)
+                    continue
                 logger.warning(
                     "topic has messages but no configuration, given one topic=%s queues=%d",
                     name,

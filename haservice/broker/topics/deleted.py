@@ -7,7 +7,8 @@ A store of RocketMQ has no floors: there a directory of queues is all that says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from commitlog.store import Store
 from haservice.broker.topics.table import TopicTable
@@ -32,13 +33,32 @@ class DeletedTopics:
     def floors(self) -> dict[str, int]:
         return self._store.queues.floors.table()
 
-    def delete(self, floors: Mapping[str, int]) -> list[str]:
+    def delete(self, floors: Mapping[str, int], as_of: int | None = None) -> list[str]:
         """Deletes what these topics have below their floors; returns those that had something new there.
 
         It waits for a pass of the dispatch.  Raises OSError.
         """
         with self._store.dispatcher.at_work:
-            return self._store.queues.forget_topics(floors, self._store.log.start)
+            return self._store.queues.forget_topics(floors, self._store.log.start, as_of)
+
+    def from_now(self) -> Callable[[Mapping[str, int]], list[str]]:
+        """A delete() for what a slave hears from now on.  It does nothing once another master may have greeted."""
+        return partial(self.delete, as_of=self._store.queues.floors.lowerings)
+
+    def drop_queues(self, ends: Mapping[str, int]) -> None:
+        """A slave's: removes the queues of these topics that have nothing behind these places in the log.  Its master
+        says which topics are deleted.  It waits for a pass of the dispatch.  Raises OSError.
+        """
+        with self._store.dispatcher.at_work:
+            self._store.queues.drop_queues(ends)
+
+    def lower_floors(self, end: int) -> None:
+        """For a log that ends at `end`, and may go on otherwise than the one of which topics were deleted.
+
+        It waits for a pass of the dispatch.  Raises OSError.
+        """
+        with self._store.dispatcher.at_work:
+            self._store.queues.lower_floors(end)
 
 
 class TopicsWithFloors:

@@ -4,6 +4,8 @@
     truncate          the store goes back to where the logs part; the cut bytes are kept in cut/
     from the start    the store begins anew with the master's first byte; an old log with bytes that the
                       master lacks is kept in cut/, one that is merely behind retention is dropped
+    always            topics count as deleted no further than our log reaches: what the master has behind it may be
+                      another tail than the one of which they were deleted; its own floors come with its topics
     always last       the master's epochs become ours, durably, with the end of its log
 
 The order matters.  After a crash, epochs that the log does not bear out would be a lie.  A log that its
@@ -71,7 +73,8 @@ class ReplicaStore(Protocol):
 class Rejoin:
     """A slave's part in greetings, for all its connections.  Owned by ha-client.
 
-    `on_cut` is called when the log, and the queues, have lost what the master does not have.
+    `on_cut` is called when the log, and the queues, have lost what the master does not have.  `lower_floors` gets the
+    log's end before a master's first byte comes; it may raise OSError.
     """
 
     def __init__(
@@ -82,10 +85,12 @@ class Rejoin:
         store: ReplicaStore | None,
         *,
         on_cut: Callable[[], None] = lambda: None,
+        lower_floors: Callable[[int], object] = lambda end: None,
         flushes: bool = False,
         takes_marks: bool = False,
     ) -> None:
         self._on_cut = on_cut
+        self._lower_floors = lower_floors
         self._facts = facts
         self.lineage = lineage
         self._log = log
@@ -147,6 +152,7 @@ class Rejoin:
         elif plan.step is Step.FROM_START and span_of(self._log) != LogSpan(plan.position, plan.position):
             self._restart(plan)
         assert self._log.end == plan.position, (self._log.end, plan)
+        self._lower_floors(self._log.end)
         self.lineage.followed(
             master.lineage,
             end=self._log.end,
@@ -179,6 +185,7 @@ class Rejoin:
         What the log then gets counts to its last epoch, as nobody knows better.  Whether two logs agree in
         such an epoch, only the digest of the next greeting tells.  Raises OSError.
         """
+        self._lower_floors(self._log.end)
         lineage = self.lineage.state.lineage
         self.lineage.update(
             lineage=Lineage() if span_of(self._log).is_empty else lineage.up_to(self._log.end),

@@ -195,3 +195,21 @@ def test_a_log_that_began_anew_further_behind_hides_the_classic_one(tmp_path: Pa
     with pytest.raises(OffsetNotFound):
         opened.log.read_record(0)
     opened.close()
+
+
+def test_topics_are_deleted_no_further_than_the_entries_reach(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.log.append_many([message(body) for body in bodies(0, 30)])
+    opened.commit()
+    end = opened.entries.data.end
+    opened.store.queues.forget_topics({"T": 1 << 40, "U": end}, 0)
+    opened.close()
+    # The group has yet to say that all of it is committed.
+    opened = Opened(tmp_path, committed_index=9)
+    assert opened.store.queues.floors.table() == {"T": end, "U": end}
+    opened.commit()
+    assert opened.queue() == []
+    opened.log.append_many([message(body) for body in bodies(30, 40)])
+    opened.commit()
+    assert opened.queue() == bodies(30, 40)
+    opened.close()
