@@ -375,3 +375,16 @@ def test_a_message_that_was_tried_as_often_as_a_number_says_comes_back(
     offset = sent(client, node, reconsume_times=2**31 - 1)
     assert send_back(client, node, offset).code == 0
     assert [one.reconsume_times for one in stored(node, f"%DLQ%{GROUP}")] == [2**31 - 1]
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 150, 400])
+def test_a_consumer_that_sends_a_retry_itself_needs_no_room_either(
+    start: Callable[..., BrokerNode], client: BlockingClient, room: int
+) -> None:
+    """What its delay adds has to fit, too; the log refused it for ever."""
+    node = start()
+    text = filled("TAGS\x01t\x02RETRY_TOPIC\x01T\x02DELAY\x013", 32767 - room)
+    assert send(client, addr_of(node), f"%RETRY%{GROUP}", b"body", text, reconsume_times=1).code == 0
+    letters, waiting = stored(node, f"%DLQ%{GROUP}"), stored(node, SCHEDULE, 2)
+    assert [one.body for one in letters + waiting] == [b"body"]
+    assert bool(letters) is (room < 400)

@@ -26,6 +26,7 @@ from haservice.broker.send.retries import (
     DLQ_PREFIX,
     DLQ_QUEUE_NUMS,
     SAYS_MAX_RECONSUME_TIMES,
+    SCHEDULE_BYTES_MAX,
     dead_letter_topic,
     spared,
     to_dead_letters,
@@ -137,8 +138,9 @@ class Admission:
         if topic.topic_filter_type == MULTI_TAG:
             sys_flag |= SYS_MULTI_TAGS
         properties, wait, asked = self._properties(header.properties, header.batch)
-        if len(properties) > PROPERTIES_BYTES_MAX and name.startswith(RETRY_PREFIX) and not header.batch:
-            # With what its consumer added it has no room for a retry, and a refusal would keep it in its queue.
+        room = PROPERTIES_BYTES_MAX - (SCHEDULE_BYTES_MAX if asked > 0 else 0)
+        if len(properties) > room and name.startswith(RETRY_PREFIX) and not header.batch:
+            # With what its consumer and a delay add it has no room for a retry; a refusal would keep it in its queue.
             dead, properties = True, spared(decode_properties(properties))
         body = request.body
         if len(body) > self._limits.max_message_bytes or len(properties) > PROPERTIES_BYTES_MAX:
