@@ -198,14 +198,14 @@ def empty(options: LogOptions, files: Files, keep: Path | None) -> None:
 def _let_floors_go(root: Path, files: Files, keep: Path | None) -> None:
     """They are places in the log that goes."""
     path = root / FILE
-    if keep is None or not files.exists(path) or files.exists(keep / FILE):
-        remove_tree(files, path)
-        return
-    target = keep / FILE
-    files.make_directory(target.parent)
-    files.rename(path, target)
-    files.sync_directory(target.parent)
-    files.sync_directory(path.parent)
+    if keep is not None and files.exists(path) and not files.exists(keep / FILE):
+        target = keep / FILE
+        files.make_directory(target.parent)
+        files.rename(path, target)
+        files.sync_directory(target.parent)
+    remove_tree(files, path)
+    if files.exists(path.parent):
+        files.sync_directory(path.parent)
 
 
 def _directories(options: LogOptions) -> list[tuple[Path, str]]:
