@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commitlog.kernel.records import java_hash
-from haservice.bounds import QUEUES_MAX
+from haservice.bounds import ORDERED_QUEUES_MAX, QUEUES_MAX
 from haservice.client.errors import RouteUnknown
 from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, MessageQueue, TopicRouteData
 
@@ -101,15 +101,18 @@ class TopicRoute:
 
 
 def order_counts(conf: str) -> dict[str, int]:
-    """`broker-a:4;broker-b:2` → how many queues of each broker have the order keys.  Raises ValueError."""
+    """`broker-a:4;broker-b:0` → how many queues of each broker have the order keys.  Raises ValueError."""
     counts: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, text = part.strip().partition(":")
-        if not name or not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]) <= QUEUES_MAX:
-            raise ValueError(f"{part[:255]!r} is not brokerName:num with 1 to {QUEUES_MAX} queues")
+        count = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        if not name or not 0 <= count <= QUEUES_MAX:
+            raise ValueError(f"{part[:255]!r} is not brokerName:num with 0 to {QUEUES_MAX} queues")
         if name in counts:
             raise ValueError(f"{name} is named twice")
-        counts[name] = int(text)
+        counts[name] = count
+    if (total := sum(counts.values())) > ORDERED_QUEUES_MAX:
+        raise ValueError(f"it names {total} queues, more than {ORDERED_QUEUES_MAX}")
     return counts
 
 

@@ -37,6 +37,7 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.admin import KVValueResponseHeader
 from haservice.remoting.headers.clients import (
     OffsetResponseHeader,
     PullMessageHeader,
@@ -278,22 +279,30 @@ def test_an_order_configuration_that_is_malformed_or_names_unknown_brokers_is_re
 
     info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: "h:1"})}, {"C": ("broker-a",)})
     namesrv = serve(
-        {RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()), RequestCode.PUT_KV_CONFIG: put}
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()),
+            RequestCode.GET_KV_CONFIG: lambda r: r.answer(
+                ext=KVValueResponseHeader("broker-down:4;broken").encode()
+            ),
+            RequestCode.PUT_KV_CONFIG: put,
+        }
     )
     command = ("updateOrderConf", "-n", namesrv, "-m", "put", "-t", "T", "-v")
     for conf, said in (
         ("broker-a", "is not brokerName:num"),
-        ("broker-a:0", "is not brokerName:num"),
-        ("broker-a:99999", "1 to 65536 queues"),
+        ("broker-a:-1", "is not brokerName:num"),
+        ("broker-a:99999", "0 to 65536 queues"),
+        ("broker-a:0", "which brokers' queues?"),
         ("broker-a:1;broker-a:2", "broker-a is named twice"),
-        (";", "which brokers?"),
+        (";", "which brokers' queues?"),
         ("broker-a:1;broker-b:2", "no broker has the name broker-b; the nameserver knows broker-a"),
     ):
         result = run(*command, conf)
         assert result.exit_code != 0, conf
         assert said in result.stderr
     assert run(*command, "broker-a:4;").exit_code == 0
-    assert puts == ["broker-a:4"]
+    assert run(*command, "broker-a:0;broker-down:2").exit_code == 0  # it is in the present one
+    assert puts == ["broker-a:4", "broker-a:0;broker-down:2"]
 
 
 def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:

@@ -75,7 +75,8 @@ def test_each_command_reads_from_the_first_stored_at_a_time_to_the_last_before_o
         result = mqadmin("printMsg", "-n", cluster.namesrv, "-t", "Orders", name, FUTURE)
         assert result.stdout.count("MSGID") == wanted
     assert numbers_read(cluster, "-o", "2", "-s", str(T0), "-e", str(T0)) == everything[2:BEFORE]
-    counting = ("-a", any_node.config.broker.broker_name, "-i", "0", "-p", "true", "-b", str(T0), "-e", FUTURE)
+    name = any_node.config.broker.broker_name
+    counting = ("-a", name, "-i", "0", "-p", "true", "-b", str(T0), "-e", FUTURE)
     result = mqadmin("printMsgByQueue", "-n", cluster.namesrv, "-t", "Orders", *counting)
     assert result.stdout.count("MSGID") == 106
 
