@@ -52,13 +52,15 @@ class TopicRoute:
     """One topic's queues, in the order of Java's clients: by broker name, then by number.
 
     `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.  If the
-    nameserver gives an order configuration, they are its queues in its order, whatever the brokers have.
+    nameserver gives an order configuration, they are its queues in its order, whatever the brokers have; what those
+    have themselves are the `own_queues`.
     With `template` the topic does not exist yet, and these are the queues that it would get.
     """
 
     topic: str
     brokers: Mapping[str, Mapping[int, str]]
     write_queues: tuple[MessageQueue, ...]
+    own_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     order_conf: str | None = None
     template: bool = False
@@ -78,9 +80,10 @@ class TopicRoute:
                 read += [
                     MessageQueue(topic, found.broker_name, number) for number in range(found.read_queue_nums)
                 ]
-        if (ordered := _ordered_queues(topic, data.order_topic_conf)) is not None:
-            write = ordered
-        return cls(topic, brokers, tuple(write), tuple(read), data.order_topic_conf, template)
+        own = tuple(write)
+        ordered = _ordered_queues(topic, data.order_topic_conf)
+        chosen = own if ordered is None else tuple(ordered)
+        return cls(topic, brokers, chosen, own, tuple(read), data.order_topic_conf, template)
 
     def master(self, broker_name: str) -> str | None:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)

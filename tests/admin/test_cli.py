@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import pkgutil
 import re
@@ -404,6 +405,21 @@ def test_one_message_is_sent_to_a_queue_of_the_route(serve: Serve) -> None:
     properties = records.decode_properties(header.properties.encode())
     assert (header.topic, header.queue_id) == ("T", 1)
     assert (properties["KEYS"], properties["TAGS"], len(properties["UNIQ_KEY"])) == ("k1 k2", "tag", 32)
+
+
+def test_a_queue_or_broker_that_is_named_need_not_be_in_the_order_configuration(serve: Serve) -> None:
+    sends = Sends()
+    found = route(serve({RequestCode.SEND_MESSAGE_V2: sends}))
+    for conf, where, queue_id in (
+        ("broker-a:1", ("-i", "1"), 1),
+        ("broker-z:1", ("-b", "broker-a"), 0),
+        ("broker-a:1", (), 0),
+    ):
+        data = dataclasses.replace(found, order_topic_conf=conf)
+        namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(data.encode())})
+        result = run("sendMessage", "-n", namesrv, "-t", "T", "-p", "hello", *where)
+        assert result.exit_code == 0, result.output
+        assert sends.headers[-1].queue_id == queue_id
 
 
 @pytest.mark.parametrize(

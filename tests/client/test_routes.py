@@ -76,6 +76,7 @@ def test_an_order_configuration_says_which_queues_have_the_order_keys() -> None:
     assert [(queue.broker_name, queue.queue_id) for queue in found.write_queues] == [("b", 0), ("a", 0)]
     assert {found.queue_for(f"order-{number}") for number in range(40)} == set(found.write_queues)
     assert len(found.read_queues) == 16
+    assert found.own_queues == TopicRoute.of("T", route(8, a={0: X}, b={0: Y})).write_queues
 
 
 @pytest.mark.parametrize(
