@@ -54,6 +54,8 @@ class Values:
     """
     separator: str = ""
     """For a list: what stands between its parts."""
+    shown: str = ""
+    """What files and the page say of the values, where `low` and `high` do not say all."""
     never_blank: bool = False
     """An empty value is refused.  Otherwise it means that the key is not set."""
     any_case: bool = False

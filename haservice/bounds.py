@@ -21,6 +21,8 @@ EPOCH_JUMP_MAX = 10**6
 OFFSET_MAX = 1 << 62
 # Of one topic on one broker: there each is a directory with a file of its own, and an object at every client.
 QUEUES_MAX = 65536
+# Of one order configuration, over all its brokers.
+ORDERED_QUEUES_MAX = 4 * QUEUES_MAX
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
 # RocketMQ's own limits: Validators.TOPIC_MAX_LENGTH, and CHARACTER_MAX_LENGTH for groups.

@@ -15,18 +15,25 @@ from haservice.pipeline.sources.brokers import name_servers
 from haservice.terminal.options import addresses
 
 LISTED = (
-    " http://10.0.0.1:9876 ;; [2001:db8::1]:9876;\t2001:db8::2:9876;HTTP://ns.lan:9876/;",
+    " http://10.0.0.1:9876 ;; [2001:db8::1]:9876;\t2001:db8::2:9876;HTTP://ns.lan:9876/;"
+    "namesrv.default.svc.cluster.local.:9876; _ns_:9876",
     (
         "10.0.0.1:9876",
         "2001:db8::1:9876",
         "2001:db8::2:9876",
         "ns.lan:9876",
+        "namesrv.default.svc.cluster.local.:9876",
+        "_ns_:9876",
     ),
 )
 REFUSED = {
     "10.0.0.1:9876,10.0.0.2:9876": "between nameservers stands ; and not ,",
     "https://10.0.0.1:9876": "is not host:port, nor http://host:port",
     "10.0.0.1": "is not host:port",
+    "10.0.0.1.:9876": "neither an IP address nor a host name",
+    "ns..:9876": "host name",
+    ".:9876": "neither an IP address nor a host name",
+    "-ns:9876": "neither an IP address nor a host name",
     "[10.0.0.1]:9876": "neither an IP address nor a host name",
 }
 

@@ -246,16 +246,18 @@ async def send_all(
 
 
 def writable_queues(
-    admin: Admin, topic: str, broker: str | None = None, queue_id: int | None = None
+    admin: Admin, topic: str, broker: str | None = None, queue_id: int | None = None, *, own: bool = False
 ) -> list[SendQueue]:
     """The queues to write to, at the masters of the route; `broker` is a broker's name.
 
+    Those of the order configuration, if there is one; but the brokers' own if `own`, or a broker or number is named.
     Raises RouteUnknown if there is none, AnswerError 17 for a topic that nobody knows or would make.
     """
     route = _route_or_template(admin, topic)
+    own = own or broker is not None or queue_id is not None
     queues = [
         SendQueue(queue.broker_name, addr, queue.queue_id)
-        for queue in route.write_queues
+        for queue in (route.own_queues if own else route.write_queues)
         if broker in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
         if (addr := route.master(queue.broker_name)) is not None
     ]

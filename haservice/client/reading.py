@@ -26,16 +26,18 @@ def from_queue(
 ) -> Iterator[records.StoredMessage]:
     """The messages of one queue, from `offset` (or a time, or the first) to its current end, or a time.
 
-    For a tag expression the broker sends messages that may match; this yields those that do.
+    For a tag expression the broker sends messages that may match; this yields those that do.  For a time a stock 4.9
+    broker finds the message nearest to it, and any of one millisecond: this reads from and to one more.
     """
     where = QueueHeader(topic, queue.queue_id)
     end = admin.offset(queue.addr, RequestCode.GET_MAX_OFFSET, where)
     tags = wanted_tags(expression)
     if end_ms is not None:
         search = SearchOffsetHeader(topic, queue.queue_id, end_ms, SearchOffsetHeader.LOWER)
-        end = min(end, admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search))
-    if offset is None and begin_ms is not None:
-        search = SearchOffsetHeader(topic, queue.queue_id, begin_ms, SearchOffsetHeader.LOWER)
+        end = min(end, admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search) + 1)
+    low_ms = begin_ms if offset is None else None
+    if low_ms is not None:
+        search = SearchOffsetHeader(topic, queue.queue_id, max(0, low_ms - 1), SearchOffsetHeader.LOWER)
         offset = admin.offset(queue.addr, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
     if offset is None:
         offset = admin.offset(queue.addr, RequestCode.GET_MIN_OFFSET, where)
@@ -44,7 +46,13 @@ def from_queue(
         pulled = admin.pull(queue.addr, topic, queue.queue_id, offset, count, group, expression)
         if pulled.code == ResponseCode.SUCCESS:
             for message in decode_all(pulled.records):
-                if message.queue_offset < end and (not tags or tag_of(message) in tags):
+                stored_ms = message.store_timestamp_ms
+                if (
+                    message.queue_offset < end
+                    and (low_ms is None or stored_ms >= low_ms)
+                    and (end_ms is None or stored_ms < end_ms)
+                    and (not tags or tag_of(message) in tags)
+                ):
                     yield message
         if pulled.next_offset <= offset:
             return  # no more messages: retention took them, or the broker holds fewer now

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commitlog.kernel.records import java_hash
-from haservice.bounds import QUEUES_MAX
+from haservice.bounds import ORDERED_QUEUES_MAX, QUEUES_MAX
 from haservice.client.errors import RouteUnknown
 from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, MessageQueue, TopicRouteData
 
@@ -52,13 +52,15 @@ class TopicRoute:
     """One topic's queues, in the order of Java's clients: by broker name, then by number.
 
     `write_queues` includes those of brokers without a master now, so that an order key keeps its queue.  If the
-    nameserver gives an order configuration, they are its queues in its order, whatever the brokers have.
+    nameserver gives an order configuration, they are its queues in its order, whatever the brokers have; what those
+    have themselves are the `own_queues`.
     With `template` the topic does not exist yet, and these are the queues that it would get.
     """
 
     topic: str
     brokers: Mapping[str, Mapping[int, str]]
     write_queues: tuple[MessageQueue, ...]
+    own_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     order_conf: str | None = None
     template: bool = False
@@ -78,9 +80,10 @@ class TopicRoute:
                 read += [
                     MessageQueue(topic, found.broker_name, number) for number in range(found.read_queue_nums)
                 ]
-        if (ordered := _ordered_queues(topic, data.order_topic_conf)) is not None:
-            write = ordered
-        return cls(topic, brokers, tuple(write), tuple(read), data.order_topic_conf, template)
+        own = tuple(write)
+        ordered = _ordered_queues(topic, data.order_topic_conf)
+        chosen = own if ordered is None else tuple(ordered)
+        return cls(topic, brokers, chosen, own, tuple(read), data.order_topic_conf, template)
 
     def master(self, broker_name: str) -> str | None:
         return self.brokers.get(broker_name, {}).get(MASTER_ID)
@@ -101,15 +104,18 @@ class TopicRoute:
 
 
 def order_counts(conf: str) -> dict[str, int]:
-    """`broker-a:4;broker-b:2` → how many queues of each broker have the order keys.  Raises ValueError."""
+    """`broker-a:4;broker-b:0` → how many queues of each broker have the order keys.  Raises ValueError."""
     counts: dict[str, int] = {}
     for part in filter(None, conf.split(";")):
         name, _, text = part.strip().partition(":")
-        if not name or not (text.isascii() and text.isdecimal()) or not 0 < int(text[:9]) <= QUEUES_MAX:
-            raise ValueError(f"{part[:255]!r} is not brokerName:num with 1 to {QUEUES_MAX} queues")
+        count = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        if not name or not 0 <= count <= QUEUES_MAX:
+            raise ValueError(f"{part[:255]!r} is not brokerName:num with 0 to {QUEUES_MAX} queues")
         if name in counts:
             raise ValueError(f"{name} is named twice")
-        counts[name] = int(text)
+        counts[name] = count
+    if (total := sum(counts.values())) > ORDERED_QUEUES_MAX:
+        raise ValueError(f"it names {total} queues, more than {ORDERED_QUEUES_MAX}")
     return counts
 
 

@@ -131,6 +131,8 @@ def allowed(key: Key, kind: type[Any]) -> str:
         return ", ".join(kind.__members__)
     if kind is Path:
         return "path"
+    if values.shown:
+        return values.shown
     if values.held:
         return f"held within {values.held[0]} ... {values.held[1]} {values.unit}"
     if kind is not int or (values.low, values.high) == (ANY.low, INT_MAX) or values.low == -LONG_MAX - 1:

@@ -159,7 +159,7 @@ class BrokerConfig:
     permission: int = TOPICS.key(
         "brokerPermission",
         6,
-        Values(low=0, high=7, check=texts.broker_permission),
+        Values(low=0, high=7, check=texts.broker_permission, shown="0, 2 ... 7"),
         SENDS,
         PULLS,
         PERMISSION,

@@ -11,7 +11,8 @@ import socket
 from pathlib import Path
 
 PORT_MAX = 65535
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+# Resolvers take names with underscores at either end, and a full name with its dot, as Kubernetes writes it.
+HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 
 
 def expanded(path: str | Path) -> Path:

@@ -143,7 +143,7 @@ class LoopTask:
         on_failure: OnFailure = lambda _, __: None,
         farewell: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`farewell()` follows a stop, also one in the pause after a failure; not one that came too late."""
+        """`farewell()` follows a stop, also one after a failure, for good or not; not one that came too late."""
         self.name = name
         self._thread = thread
         self._work = work
@@ -177,6 +177,8 @@ class LoopTask:
     async def _live(self) -> None:
         try:
             await keep_running(self.name, self._work, self._on_failure)
+            if self._farewell is not None:  # it has failed for good: the farewell waits for the stop
+                await asyncio.Event().wait()
         except asyncio.CancelledError as error:
             if self._farewell is not None and GIVEN_UP not in error.args:
                 await self._farewell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 
 import pytest
@@ -97,6 +98,27 @@ def test_an_ordered_topic_of_one_broker_is_added_to_what_the_nameserver_has(serv
     assert PutKVConfigHeader.decode(told.requests[0].ext) == PutKVConfigHeader(
         "ORDER_TOPIC_CONFIG", "T", "broker-0:4;broker-z:2"
     )
+
+
+def test_an_ordered_topic_is_not_made_beside_a_malformed_configuration(serve: Serve) -> None:
+    told = Told()
+    broker = serve({RequestCode.UPDATE_AND_CREATE_TOPIC: told})
+    namesrv = serve(
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(cluster_of(broker).encode()),
+            RequestCode.GET_KV_CONFIG: lambda r: r.answer(ext=KVValueResponseHeader("broker-z").encode()),
+            RequestCode.PUT_KV_CONFIG: told,
+        }
+    )
+    result = run("updateTopic", "-n", namesrv, "-b", broker, "-t", "T", "-w", "4", "-o", "true")
+    assert result.exit_code == 1
+    assert "'broker-z' is not brokerName:num" in result.stderr
+    assert told.requests == []
+    arguments = shlex.split(
+        result.stderr.partition("mqadmin ")[2].partition(" stores")[0].replace(";...", "")
+    )
+    assert run(*arguments, "-n", namesrv).exit_code == 0
+    assert PutKVConfigHeader.decode(told.requests[0].ext).value == "broker-0:4"
 
 
 @pytest.mark.parametrize("flags", [("-o",), ("-o", "true"), ("--order", "TRUE"), ("-order", "true")])

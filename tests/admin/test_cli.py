@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import pkgutil
 import re
@@ -37,6 +38,7 @@ from haservice.remoting.bodies.clients import (
 )
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.headers.admin import KVValueResponseHeader
 from haservice.remoting.headers.clients import (
     OffsetResponseHeader,
     PullMessageHeader,
@@ -278,22 +280,30 @@ def test_an_order_configuration_that_is_malformed_or_names_unknown_brokers_is_re
 
     info = ClusterInfo({"broker-a": BrokerData("broker-a", "C", {0: "h:1"})}, {"C": ("broker-a",)})
     namesrv = serve(
-        {RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()), RequestCode.PUT_KV_CONFIG: put}
+        {
+            RequestCode.GET_BROKER_CLUSTER_INFO: body(info.encode()),
+            RequestCode.GET_KV_CONFIG: lambda r: r.answer(
+                ext=KVValueResponseHeader("broker-down:4;broken").encode()
+            ),
+            RequestCode.PUT_KV_CONFIG: put,
+        }
     )
     command = ("updateOrderConf", "-n", namesrv, "-m", "put", "-t", "T", "-v")
     for conf, said in (
         ("broker-a", "is not brokerName:num"),
-        ("broker-a:0", "is not brokerName:num"),
-        ("broker-a:99999", "1 to 65536 queues"),
+        ("broker-a:-1", "is not brokerName:num"),
+        ("broker-a:99999", "0 to 65536 queues"),
+        ("broker-a:0", "which brokers' queues?"),
         ("broker-a:1;broker-a:2", "broker-a is named twice"),
-        (";", "which brokers?"),
+        (";", "which brokers' queues?"),
         ("broker-a:1;broker-b:2", "no broker has the name broker-b; the nameserver knows broker-a"),
     ):
         result = run(*command, conf)
         assert result.exit_code != 0, conf
         assert said in result.stderr
     assert run(*command, "broker-a:4;").exit_code == 0
-    assert puts == ["broker-a:4"]
+    assert run(*command, "broker-a:0;broker-down:2").exit_code == 0  # it is in the present one
+    assert puts == ["broker-a:4", "broker-a:0;broker-down:2"]
 
 
 def test_without_a_flag_the_status_of_every_broker_is_shown(serve: Serve) -> None:
@@ -395,6 +405,21 @@ def test_one_message_is_sent_to_a_queue_of_the_route(serve: Serve) -> None:
     properties = records.decode_properties(header.properties.encode())
     assert (header.topic, header.queue_id) == ("T", 1)
     assert (properties["KEYS"], properties["TAGS"], len(properties["UNIQ_KEY"])) == ("k1 k2", "tag", 32)
+
+
+def test_a_queue_or_broker_that_is_named_need_not_be_in_the_order_configuration(serve: Serve) -> None:
+    sends = Sends()
+    found = route(serve({RequestCode.SEND_MESSAGE_V2: sends}))
+    for conf, where, queue_id in (
+        ("broker-a:1", ("-i", "1"), 1),
+        ("broker-z:1", ("-b", "broker-a"), 0),
+        ("broker-a:1", (), 0),
+    ):
+        data = dataclasses.replace(found, order_topic_conf=conf)
+        namesrv = serve({RequestCode.GET_ROUTEINFO_BY_TOPIC: body(data.encode())})
+        result = run("sendMessage", "-n", namesrv, "-t", "T", "-p", "hello", *where)
+        assert result.exit_code == 0, result.output
+        assert sends.headers[-1].queue_id == queue_id
 
 
 @pytest.mark.parametrize(

@@ -526,6 +526,39 @@ def test_delay_offsets_are_followed_while_delayed_messages_are_delivered(slave: 
         assert (slave.synced, master.asked) == (1, 1), "and nothing else is asked for"
 
 
+@pytest.mark.usefixtures("_no_period")
+@pytest.mark.parametrize("what", [RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_DELAY_OFFSET])
+def test_between_two_passes_a_dead_master_is_left_at_once_for_its_successor(
+    slave: Slave, monkeypatch: pytest.MonkeyPatch, what: RequestCode
+) -> None:
+    monkeypatch.setattr(slave_sync, "TIMEOUT_S", 3600.0)
+    old, new = Master(), Master()
+    table = {"Old": topic_config("Old", 4, 6)}
+    old.topics = TopicConfigWrapper(DataVersion(1, 2), table, floors={})  # as a master of ours says it
+    held: list[tuple[RemotingCommand, asyncio.Future[RemotingCommand]]] = []
+
+    def hold(_: Connection, request: RemotingCommand) -> Any:
+        if slave.synced == 0:
+            return old.handlers()[what](_, request)
+        future = asyncio.get_running_loop().create_future()
+        held.append((request, future))
+        return future
+
+    with serving({**old.handlers(), what: hold}) as server, serving(new.handlers()) as other:
+        slave.sync.set_master_addr(f"127.0.0.1:{server.ports[0]}")
+        wait_until(lambda: slave.synced == 1)
+        slave.delayed_are_due = what == RequestCode.GET_ALL_DELAY_OFFSET
+        wait_until(lambda: held, "it asks between two passes")
+        slave.delayed_are_due = False
+        slave.sync.set_master_addr(f"127.0.0.1:{other.ports[0]}")
+        wait_until(lambda: slave.synced == 2, "all of the new master is copied")
+        (request, future), *_ = held
+        server.call_soon(lambda: future.set_result(request.answer(body=DelayOffsetWrapper({3: 1}).encode())))
+        slave.sync_again()
+        assert slave.delays.table == new.delays
+        assert [topic.topic_name for topic in slave.topics] == ["T"]
+
+
 def test_a_table_that_loses_most_of_its_entries_is_kept(
     slave: Slave, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from haservice.client import MessageQueue, RouteUnknown
-from haservice.client.routes import ClientRoutes, TopicRoute
+from haservice.client.routes import ClientRoutes, TopicRoute, order_counts
 from haservice.remoting.bodies.clients import BrokerData, QueueData, TopicRouteData
 from tests.client.fakes import route
 
@@ -76,15 +76,39 @@ def test_an_order_configuration_says_which_queues_have_the_order_keys() -> None:
     assert [(queue.broker_name, queue.queue_id) for queue in found.write_queues] == [("b", 0), ("a", 0)]
     assert {found.queue_for(f"order-{number}") for number in range(40)} == set(found.write_queues)
     assert len(found.read_queues) == 16
+    assert found.own_queues == TopicRoute.of("T", route(8, a={0: X}, b={0: Y})).write_queues
 
 
 @pytest.mark.parametrize(
     "conf",
-    ["", ";", "b", "b:", "b:x", "b:-1", "b:0", ":2", "b:1;b:2", "b:65537", "b:1e9", "b:²", "b:1" + "0" * 99],
+    [
+        "",
+        ";",
+        "b",
+        "b:",
+        "b:x",
+        "b:-1",
+        "b:0",
+        ":2",
+        "b:1;b:2",
+        "b:65537",
+        "b:1e9",
+        "b:²",
+        "b:1" + "0" * 99,
+        "b:000000001" + "0" * 4300,
+        ";".join(f"{name}:65536" for name in "bcdef"),
+    ],
 )
 def test_a_malformed_order_configuration_counts_for_nothing(conf: str) -> None:
     data = dataclasses.replace(route(4, b={0: Y}), order_topic_conf=conf)
     assert len(TopicRoute.of("T", data).write_queues) == 4
+
+
+def test_an_order_configuration_may_leave_a_broker_out_by_its_number() -> None:
+    data = dataclasses.replace(route(8, a={0: X}, b={0: Y}), order_topic_conf="a:0;b:3")
+    found = TopicRoute.of("T", data)
+    assert found.write_queues == tuple(MessageQueue("T", "b", number) for number in range(3))
+    assert order_counts("a:0;b:65536") == {"a": 0, "b": 65536}
 
 
 def test_a_topic_without_queues_to_write_to() -> None:

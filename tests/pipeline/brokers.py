@@ -118,6 +118,7 @@ class ScriptedBroker:
     def __init__(self, answer: Callable[[SendMessageHeader, bytes], int], queues: int = 4) -> None:
         self.sent: list[tuple[SendMessageHeader, bytes]] = []
         self.most = 0
+        self.order_conf: str | None = None
         self.hold = threading.Event()
         self.hold.set()
         self._waiting = 0
@@ -136,6 +137,7 @@ class ScriptedBroker:
         route = TopicRouteData(
             queue_datas=[QueueData("broker-a", self._queues, self._queues, 6)],
             broker_datas=[BrokerData("broker-a", "C", {0: self.addr})],
+            order_topic_conf=self.order_conf,
         )
         return request.answer(body=route.encode())
 

@@ -24,7 +24,7 @@ from haservice.pipeline.jobs import job
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.headers.clients import CreateTopicHeader
-from tests.pipeline.brokers import Cluster, properties_of, stored
+from tests.pipeline.brokers import Cluster, properties_of, scripted, stored
 from tests.pipeline.filled import SEGMENT_BYTES, close, copied, flip, options
 from tests.support.brokers import addr_of
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
@@ -131,6 +131,15 @@ def test_too_few_queues_are_told_before_anything_is_sent(
     assert "Orders has messages in queue 2, and topic Narrow would have 2 queues" in done.stderr
     assert "mqadmin updateTopic -t Narrow -w 3 -r 3" in done.stderr
     assert not stored(node, "Narrow")
+
+
+def test_queues_that_the_order_configuration_lacks_count_as_there(source: Path) -> None:
+    with scripted([]) as broker:
+        broker.order_conf = "broker-a:1"
+        done = mqpipeline(
+            "replay", str(source), "-t", "Orders", "-n", broker.addr, "--keep-queues", "--dry-run"
+        )
+    assert done.exit_code == 0, done.stderr
 
 
 def test_only_what_consumers_could_see_of_transactions_is_sent_and_as_whole_messages(

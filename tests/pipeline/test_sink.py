@@ -243,6 +243,14 @@ def test_a_queue_that_the_topic_does_not_have_is_named() -> None:
         send(options(broker), iter([rows(3, queues=3)]))
 
 
+def test_a_number_means_the_brokers_queue_whatever_the_order_configuration_names() -> None:
+    with scripted([], queues=3) as broker:
+        broker.order_conf = "broker-a:1"
+        send(options(broker), iter([rows(30), rows(30, queues=3)]))
+        sent = [header.queue_id for header, _ in broker.sent]
+    assert {number: sent.count(number) for number in range(3)} == {0: 40, 1: 10, 2: 10}
+
+
 def test_rows_come_no_faster_than_they_are_sent() -> None:
     taken = 0
 

@@ -545,6 +545,26 @@ def test_a_task_on_the_loop_is_cancelled_by_its_stop_and_told_of_when_it_ends_ot
     assert working.stop(Deadline(PATIENCE_S))
 
 
+def test_a_task_that_has_failed_for_good_still_says_goodbye_at_the_stop(addr: str) -> None:
+    told: list[str] = []
+    said: list[str | None] = []
+
+    async def fails(_: RemotingClient) -> None:
+        raise ValueError("a mistake of ours")
+
+    async def goodbye(client: RemotingClient) -> None:
+        said.append((await client.invoke(addr, request(ECHO))).remark)
+
+    with BlockingClient() as client:
+        task = client.task("fails", fails, lambda name, _: told.append(name), goodbye)
+        task.start()
+        wait_until(lambda: told == ["fails"], "it has failed for good")
+        assert said == []
+        for _ in range(2):
+            assert task.stop(Deadline(PATIENCE_S))
+        assert len(said) == 1
+
+
 def test_a_client_apart_has_its_own_connections_and_no_thread(addr: str, served: Served) -> None:
     with BlockingClient() as client:
         client.call(addr, request(ECHO))

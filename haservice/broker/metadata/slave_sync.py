@@ -28,8 +28,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from typing import Any, Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
 from haservice.broker.groups.subscription_groups import SYSTEM_GROUPS, Groups
@@ -250,7 +250,9 @@ class SlaveSync:
             while True:
                 self._woken.clear()
                 addr = self._asking = self._master_addr
-                copied = addr is None or (self._may_copy() and await self._interruptible(client, addr))
+                copied = addr is None or (
+                    self._may_copy() and await self._interruptible(client, addr, self._pass(client, addr))
+                )
                 if addr == self._master_addr:
                     await self._rest(client, addr if copied else None, PERIOD_S if copied else self._retry_s)
         finally:
@@ -268,19 +270,23 @@ class SlaveSync:
                     await self._woken.wait()
                     return
             if addr is not None and self._follows():
+                topics = (
+                    loop.time() >= topics_s and self._tells_deleted and len(self._topics) <= QUICK_TOPICS_MAX
+                )
+                if topics:
+                    topics_s = loop.time() + TOPICS_S
                 try:
-                    if self._overdue():
-                        await self._sync_delays(client, addr)
-                    if (
-                        loop.time() >= topics_s
-                        and self._tells_deleted
-                        and len(self._topics) <= QUICK_TOPICS_MAX
-                    ):
-                        topics_s = loop.time() + TOPICS_S
-                        if await self._sync_topics(client, addr):
-                            self._on_synced()
+                    await self._interruptible(client, addr, self._look(client, addr, topics=topics))
                 except (RemotingError, RequestError, ValueError):
                     addr = None  # the next pass says it
+
+    async def _look(self, client: RemotingClient, addr: str, *, topics: bool) -> bool:
+        """Asks for what does not wait for the next pass."""
+        if self._overdue():
+            await self._sync_delays(client, addr)
+        if topics and await self._sync_topics(client, addr):
+            self._on_synced()
+        return True
 
     def _follows(self) -> bool:
         """Whether the master is one whose log comes."""
@@ -294,14 +300,21 @@ class SlaveSync:
             self.refused = f"nothing is copied of a master whose log does not come: {why}"
         return False
 
-    async def _interruptible(self, client: RemotingClient, addr: str) -> bool:
-        """Makes one pass, and gives it up if the task gets another address.
+    async def _pass(self, client: RemotingClient, addr: str) -> bool:
+        copied = await self.sync_once(client, addr)
+        self._doubt_s = None
+        return copied
 
-        Woken for another reason, it finishes this pass, and begins the next one at once.
+    async def _interruptible(
+        self, client: RemotingClient, addr: str, asking: Coroutine[Any, Any, bool]
+    ) -> bool:
+        """Asks, and gives it up if the task gets another address.
+
+        Woken for another reason, it asks to the end, and the next pass begins at once.
         """
         assert self._woken is not None
         loop, once_more = asyncio.get_running_loop(), False
-        work = asyncio.ensure_future(self.sync_once(client, addr))
+        work = asyncio.ensure_future(asking)
         try:
             while not work.done():
                 woken = asyncio.ensure_future(self._woken.wait())
@@ -317,7 +330,6 @@ class SlaveSync:
                     once_more = self._renew(client, addr) or once_more
                 once_more = once_more or self._woken.is_set()
                 self._woken.clear()
-            self._doubt_s = None
             return work.result()
         finally:
             work.cancel()

@@ -302,13 +302,16 @@ def _spans(
     end_ms: int | None,
     notes: Notes,
 ) -> list[QueueSpan]:
-    """Of each queue; one that nothing is known of is empty."""
+    """Of each queue; one that nothing is known of is empty.
+
+    A stock 4.9 broker finds the message nearest to a time, and any of one millisecond: so each has a margin.
+    """
     firsts = _offsets(admin, topic, queues, RequestCode.GET_MIN_OFFSET, None, notes)
     lasts = _offsets(admin, topic, queues, RequestCode.GET_MAX_OFFSET, None, notes)
     search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
     begins, ends = firsts, lasts
     if begin_ms is not None:
-        begins = _offsets(admin, topic, queues, search, begin_ms, notes)
+        begins = _offsets(admin, topic, queues, search, max(0, begin_ms - 1), notes)
     if end_ms is not None:
         ends = _offsets(admin, topic, queues, search, end_ms, notes)
     spans = []
@@ -316,7 +319,7 @@ def _spans(
         if first is None or last is None or begin is None or end is None:
             spans.append(QueueSpan(queue, 0, 0, is_known=False))
         else:
-            spans.append(QueueSpan(queue, max(first, begin), min(last, end)))
+            spans.append(QueueSpan(queue, max(first, begin), min(last, end + 1)))
     return spans
 
 

@@ -200,7 +200,8 @@ def check_target(frame: DataFrame, asked: ReplayOptions) -> None:
             last_ids = dict(map(tuple, frame.groupBy("topic").agg(F.max("queueId")).collect()))
     with admin_of(asked.name_servers, asked.credentials_file) as admin:
         for topic, target in asked.topics.items():
-            there = {queue.queue_id for queue in writable_queues(admin, target, None, None)}
+            queues = writable_queues(admin, target, own=asked.keep_queues)
+            there = {queue.queue_id for queue in queues}
             last_id = last_ids.get(topic)
             if last_id is not None and last_id not in there:
                 raise click.ClickException(

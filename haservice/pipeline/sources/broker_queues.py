@@ -98,7 +98,7 @@ class SourceTopics:
         return Span(low, given)
 
     def at_time(self, queue: SourceQueue, stored_ms: int) -> int:
-        """The offset of the first message stored at or after a time."""
+        """The offset of the first message stored at or after a time; a stock 4.9 broker's nearest to it."""
         header = SearchOffsetHeader(queue.topic, queue.queue_id, stored_ms, SearchOffsetHeader.LOWER)
         return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 

@@ -126,13 +126,15 @@ class _Reading:
     def _begin(self, topics: SourceTopics, queue: SourceQueue, span: Span, everywhere: int) -> int:
         """Where the options begin the read, even if the queue no longer holds that offset."""
         if self._options.starting_ms is not None:
-            return max(span.low, min(topics.at_time(queue, self._options.starting_ms), span.high))
+            # A stock 4.9 broker finds any message of the ms, so this seeks the ms before; what is older is filtered.
+            return max(span.low, min(topics.at_time(queue, self._options.starting_ms - 1), span.high))
         wanted = (self._options.starting_offsets or Place(everywhere)).of(*queue[:3])
         return {EARLIEST: span.low, LATEST: span.high}.get(wanted, wanted)
 
     def _end(self, topics: SourceTopics, queue: SourceQueue, span: Span) -> int:
         if self._options.ending_ms is not None:
-            return min(topics.at_time(queue, self._options.ending_ms), span.high)
+            # A stock 4.9 broker finds the nearest, which may be the last before; what is newer is filtered.
+            return min(topics.at_time(queue, self._options.ending_ms) + 1, span.high)
         wanted = (
             LATEST if self._options.ending_offsets is None else self._options.ending_offsets.of(*queue[:3])
         )

@@ -294,7 +294,8 @@ class Sender:
         self._client = RemotingClient(**way_to(options.credentials_file))
         self._admin = admin_of(options.name_servers, options.credentials_file)
         self._asking = asyncio.Lock()  # guards the admin, which serves one thread at a time
-        self._routes: dict[str, tuple[float, list[SendQueue]]] = {}
+        # By the topic, and whether they are the brokers' own.
+        self._routes: dict[tuple[str, bool], tuple[float, list[SendQueue]]] = {}
         self._turn = itertools.count()
         self._room = asyncio.Condition()  # guards _bytes
         self._bytes = 0
@@ -367,10 +368,11 @@ class Sender:
             raise SinkFailed(self._failure(message, sent))
 
     async def _try(self, message: SinkRow) -> Sent:
+        asked = message.topic, message.queue_id is not None
         try:
-            queues = await self._queues_of(message.topic)
+            queues = await self._queues_of(*asked)
         except (RemotingError, BrokerRefused) as error:
-            if message.topic not in self._routes:
+            if asked not in self._routes:
                 raise
             return Sent(_NOWHERE, UNREACHABLE, str(error), message.outgoing.body)
         if message.queue_id is not None:
@@ -381,7 +383,7 @@ class Sender:
         sent = await send_one(self._client, message.topic, queue, message.outgoing)
         self.sending.statuses[sent.status] += 1
         if sent.status == UNREACHABLE:
-            self._routes[message.topic] = _LONG_AGO_S, queues
+            self._routes[asked] = _LONG_AGO_S, queues
         return sent
 
     def _is_passing(self, sent: Sent) -> bool:
@@ -393,19 +395,19 @@ class Sender:
             return state.attempt_number >= STORED_TRIES
         return (state.seconds_since_start or 0.0) * 1000 >= self._options.patience_ms
 
-    async def _queues_of(self, topic: str) -> list[SendQueue]:
+    async def _queues_of(self, topic: str, own: bool) -> list[SendQueue]:
         """Looks queues up again at times, and when a broker is unreachable: another may be the master now.
 
         Raises RemotingError or BrokerRefused; for a topic that was found before, that may pass.
         """
         async with self._asking:
-            asked_s, queues = self._routes.get(topic, (_LONG_AGO_S, []))
+            asked_s, queues = self._routes.get((topic, own), (_LONG_AGO_S, []))
             if time.monotonic() - asked_s > ROUTE_S:
                 try:
-                    queues = await asyncio.to_thread(writable_queues, self._admin, topic, None, None)
+                    queues = await asyncio.to_thread(writable_queues, self._admin, topic, own=own)
                 except RouteUnknown as error:
                     raise BrokerRefused(str(error)) from None
-                self._routes[topic] = time.monotonic(), queues
+                self._routes[topic, own] = time.monotonic(), queues
             return queues
 
     def _failure(self, message: SinkRow, sent: Sent) -> str:

@@ -7,12 +7,14 @@ import json
 
 import pytest
 
+from commitlog.queues.readable_queue import ReadableQueue
 from haservice.admin.calls import MQAdmin
 from haservice.broker.node import BrokerNode
 from haservice.client.admin import Admin
 from haservice.client.consumer.pull_consumer import AsyncPullConsumer
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.options import ClientOptions
+from haservice.console.questions import messages
 from haservice.console.questions.messages import in_range
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
@@ -45,6 +47,14 @@ def node(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> BrokerNode:
     return made
 
 
+@pytest.fixture(params=[False, True], ids=["ours", "stock"])
+def any_node(request: pytest.FixtureRequest, node: BrokerNode, monkeypatch: pytest.MonkeyPatch) -> BrokerNode:
+    """Ours, or one that answers every request 29 as RocketMQ 4.9, with the message nearest to the time."""
+    if request.param:
+        monkeypatch.setattr(ReadableQueue, "first_stored_at", ReadableQueue.offset_by_time)
+    return node
+
+
 def numbers_read(cluster: Cluster, *arguments: str) -> list[int]:
     result = mqadmin("consumeMessage", "-n", cluster.namesrv, "-t", "Orders", *arguments, "-f", "json")
     assert result.exit_code == 0, result.output
@@ -52,7 +62,7 @@ def numbers_read(cluster: Cluster, *arguments: str) -> list[int]:
 
 
 def test_each_command_reads_from_the_first_stored_at_a_time_to_the_last_before_one(
-    cluster: Cluster, node: BrokerNode
+    cluster: Cluster, any_node: BrokerNode
 ) -> None:
     everything = list(range(COUNT))
     assert numbers_read(cluster, "-e", FUTURE) == everything
@@ -64,7 +74,9 @@ def test_each_command_reads_from_the_first_stored_at_a_time_to_the_last_before_o
     for name, wanted in (("-b", 0), ("-e", COUNT)):
         result = mqadmin("printMsg", "-n", cluster.namesrv, "-t", "Orders", name, FUTURE)
         assert result.stdout.count("MSGID") == wanted
-    counting = ("-a", node.config.broker.broker_name, "-i", "0", "-p", "true", "-b", str(T0), "-e", FUTURE)
+    assert numbers_read(cluster, "-o", "2", "-s", str(T0), "-e", str(T0)) == everything[2:BEFORE]
+    name = any_node.config.broker.broker_name
+    counting = ("-a", name, "-i", "0", "-p", "true", "-b", str(T0), "-e", FUTURE)
     result = mqadmin("printMsgByQueue", "-n", cluster.namesrv, "-t", "Orders", *counting)
     assert result.stdout.count("MSGID") == 106
 
@@ -130,7 +142,10 @@ def test_a_client_and_an_admin_find_the_first_stored_at_a_time(cluster: Cluster,
     run(main())
 
 
-def test_the_consoles_page_of_a_time_has_the_same_messages(cluster: Cluster, node: BrokerNode) -> None:
+def test_the_consoles_page_of_a_time_has_the_same_messages(
+    cluster: Cluster, any_node: BrokerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "ROWS_MAX", COUNT)
     with MQAdmin((cluster.namesrv,)) as admin:
         for begin, end, wanted in (
             (T0, None, 106),
@@ -140,4 +155,4 @@ def test_the_consoles_page_of_a_time_has_the_same_messages(cluster: Cluster, nod
             (None, T0 * 2, COUNT),
         ):
             found = in_range(admin, "Orders", begin, end, None, 0)
-            assert (found.about, found.unknown) == (wanted, 0)
+            assert (len(found.rows), found.more, found.unknown) == (wanted, False, 0)

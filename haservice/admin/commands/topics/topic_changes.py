@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from haservice.admin.calls import MQAdmin
+from haservice.admin.calls import Broker, MQAdmin
 from haservice.admin.fanout import addrs_of, ask_each, say_failures, tell_each
 from haservice.client.routes import order_counts
 from haservice.errors import AnswerError, RemotingError
@@ -91,7 +91,7 @@ def update_topic(
     )
     with MQAdmin(namesrv) as admin:
         targets = admin.targets(broker, cluster)
-        names = [target.name or _name_of(admin, target.addr) for target in targets] if order else []
+        ordered = _ordered_at(admin, topic, broker, targets, write_queues) if order else None
         tell_each(
             addrs_of(targets),
             lambda addr: admin.update_topic(addr, header),
@@ -103,12 +103,31 @@ def update_topic(
             perm=int(perm),
             order=order,
         )
-        if order:
-            conf = {} if broker is None else order_conf(get_order_conf(admin, topic) or "")
-            conf |= dict.fromkeys(names, write_queues)
-            put_order_conf(admin, topic, conf_text(dict(sorted(conf.items()))))
+        if ordered is not None:
+            put_order_conf(admin, topic, ordered)
     if output_format == "table":
         echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
+
+
+def _ordered_at(
+    admin: MQAdmin, topic: str, broker: str | None, targets: Sequence[Broker], queues: int
+) -> str:
+    """The order configuration with these brokers; with -b those that it has now stay.
+
+    Raises click.ClickException, before anything is changed.
+    """
+    names = [target.name or _name_of(admin, target.addr) for target in targets]
+    stored = None if broker is None else get_order_conf(admin, topic)
+    try:
+        counts = order_counts(stored or "") | dict.fromkeys(names, queues)
+        text = conf_text(dict(sorted(counts.items())))
+        order_counts(text)
+    except ValueError as error:
+        raise click.ClickException(
+            f"the order configuration of topic {topic}: {error}; nothing was changed\n"
+            f"  mqadmin updateOrderConf -m put -t {topic} -v '{names[0]}:{queues};...' stores one anew"
+        ) from None
+    return text
 
 
 def _name_of(admin: MQAdmin, addr: str) -> str:
@@ -259,13 +278,9 @@ def update_order_conf(
                 raise click.ClickException(f"topic {topic} has no order configuration; -m put makes one")
         elif method == "put":
             counts = order_conf(conf or "")
-            if not counts:
-                raise click.UsageError("which brokers?  Say -v brokerName1:num;brokerName2:num")
-            known = sorted({one.name for one in admin.brokers()})
-            if unknown := [name for name in counts if name not in known]:
-                raise click.ClickException(
-                    f"no broker has the name {', '.join(unknown)}; the nameserver knows {and_text(known)}"
-                )
+            if not any(counts.values()):
+                raise click.UsageError("which brokers' queues?  Say -v brokerName1:num;brokerName2:num")
+            _check_names(admin, topic, counts)
             conf = conf_text(counts)
             put_order_conf(admin, topic, conf)
         else:
@@ -278,6 +293,18 @@ def update_order_conf(
     said = {"get": "get", "put": "update", "delete": "delete"}[method]
     shown = "" if conf is None else f", orderConf=[{conf}]"
     echo(f"{said} orderConf success. topic=[{topic}]{shown}")
+
+
+def _check_names(admin: MQAdmin, topic: str, counts: Mapping[str, int]) -> None:
+    """Raises click.ClickException for a broker that is neither known now nor in the present configuration."""
+    known = sorted({one.name for one in admin.brokers()})
+    if all(name in known for name in counts):
+        return
+    present = {part.partition(":")[0].strip() for part in (get_order_conf(admin, topic) or "").split(";")}
+    if unknown := [name for name in counts if name not in known and name not in present]:
+        raise click.ClickException(
+            f"no broker has the name {', '.join(unknown)}; the nameserver knows {and_text(known)}"
+        )
 
 
 def get_order_conf(admin: MQAdmin, topic: str) -> str | None:
