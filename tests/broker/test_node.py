@@ -209,10 +209,8 @@ def test_a_thread_that_fails_makes_the_broker_refuse_sends_and_say_why(
     node = start(supervisor=Supervisor(standing_still))
     monkeypatch.setattr(node.store.flusher, "step", lambda: (_ for _ in ()).throw(OSError("broken disk")))
     node.store.flusher.wake()
-    wait_until(lambda: node.health.failures, "the failure was noticed")
-    answer = send(client, addr_of(node))
-    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-    assert "broken disk" in (answer.remark or "")
+    wait_until(lambda: "broken disk" in (send(client, addr_of(node)).remark or ""), "sends are refused")
+    assert send(client, addr_of(node)).code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "broken disk" in table(client, addr_of(node))["failedThreads"]
 
 
