@@ -14,7 +14,7 @@ from tests.interop.driver import JavaDriver, JavaError, TransactionProducer
 from tests.interop.stock import KINDS, Broker, Nameserver, broker, nameserver, requires_stock, servers
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.compat, pytest.mark.cluster, requires_stock, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.compat, pytest.mark.cluster, requires_stock, pytest.mark.timeout(300)]
 
 Start = Callable[..., None]
 
@@ -103,7 +103,7 @@ def test_open_transactions_outlive_our_broker(
     start(master)
     consumer = java.push(namesrv, "outliving-group", "Outliving")
     wanted = [b"before-the-kill", b"before-the-stop", b"now"]
-    wait_until(lambda: sorted(consumer.bodies()) == wanted, "all are delivered, each once", 30)
+    wait_until(lambda: sorted(consumer.bodies()) == wanted, "all are delivered, each once", 90)
     assert sorted(one.body for one in producer.checks()) == wanted[:2]
 
 
@@ -130,7 +130,7 @@ def test_a_store_changes_hands_in_the_middle_of_transactions(
     after = broker(second, tmp_path, name=name, namesrv=namesrv, port=before.port, **QUICK_CHECKS)
     start(after)
     consumer = java.push(namesrv, f"hands-group-{first}", topic)
-    wait_until(lambda: set(consumer.bodies()) == {b"yes", b"open", b"asked"}, "all are delivered", 30)
+    wait_until(lambda: set(consumer.bodies()) == {b"yes", b"open", b"asked"}, "all are delivered", 90)
     assert {one.body for one in producer.checks()} == {b"open", b"asked"}
     assert len(consumer.bodies()) == 3, "each once"
     wait_until(lambda: _sent(producer, topic, "later"), "it goes on")
