@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -130,7 +131,10 @@ def test_a_slave_copies_everything_into_files_of_the_masters_form(pair: Pair) ->
 
     def copied(name: str, code: RequestCode, into: type[JSONBody]) -> bool:
         path: Path = config / name
-        return path.exists() and into.decode(path.read_bytes()) == pair.ask(pair.master, code, into)
+        told = pair.ask(pair.master, code, into)
+        if isinstance(told, TopicConfigWrapper):
+            told = dataclasses.replace(told, floors=TopicConfigWrapper().floors)  # no part of the file
+        return path.exists() and into.decode(path.read_bytes()) == told
 
     for name, code, into in (
         ("topics.json", RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigWrapper),
