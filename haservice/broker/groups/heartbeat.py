@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from haservice.access.rules import Requester
 from haservice.broker.groups.consumers import ClientTable
@@ -101,18 +102,17 @@ class HeartbeatProcessor:
         slow = self._filters.slow(
             (consumer.group_name, consumer.subscription_data_set) for consumer in data.consumer_data_set
         )
+        take = partial(self._taken, connection, command, data, digest, requester)
         if slow:
             self._spend(connection, sum(map(len, slow)))
-            return self._taken_later(connection, command, data, digest, requester, slow)
-        return self._taken(connection, command, data, digest, requester)
+            return self._taken_later(connection, command, take, slow)
+        return take()
 
     async def _taken_later(
         self,
         connection: Connection,
         command: RemotingCommand,
-        data: HeartbeatData,
-        digest: object,
-        requester: Requester | None,
+        take: Callable[[], RemotingCommand],
         slow: list[str],
     ) -> RemotingCommand:
         """Once a work thread has compiled its expressions; those of one connection one after the other.  What the
@@ -123,7 +123,7 @@ class HeartbeatProcessor:
         expressions.keep(await self._make(connection, compile_all, slow, size=ANSWERS_BYTES_MAX))
         if connection.closed or budget.turn != turn:
             return command.answer()
-        return self._taken(connection, command, data, digest, requester)
+        return take()
 
     def _next_turn(self, connection: Connection) -> None:
         if (budget := self._budgets.get(connection)) is not None:

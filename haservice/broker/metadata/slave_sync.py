@@ -269,16 +269,17 @@ class SlaveSync:
                 async with asyncio.timeout(left_s if addr is None else min(left_s, DELAYS_S)):
                     await self._woken.wait()
                     return
-            if addr is not None and self._follows():
-                topics = (
-                    loop.time() >= topics_s and self._tells_deleted and len(self._topics) <= QUICK_TOPICS_MAX
-                )
-                if topics:
-                    topics_s = loop.time() + TOPICS_S
-                try:
-                    await self._interruptible(client, addr, self._look(client, addr, topics=topics))
-                except (RemotingError, RequestError, ValueError):
-                    addr = None  # the next pass says it
+            if addr is None or not self._follows():
+                continue
+            topics = loop.time() >= topics_s and self._tells_deleted and len(self._topics) <= QUICK_TOPICS_MAX
+            if not (topics or self._overdue()):
+                continue
+            if topics:
+                topics_s = loop.time() + TOPICS_S
+            try:
+                await self._interruptible(client, addr, self._look(client, addr, topics=topics))
+            except (RemotingError, RequestError, ValueError):
+                addr = None  # the next pass says it
 
     async def _look(self, client: RemotingClient, addr: str, *, topics: bool) -> bool:
         """Asks for what does not wait for the next pass."""

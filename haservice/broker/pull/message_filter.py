@@ -38,19 +38,19 @@ class MessageFilters:
     def __init__(self, config: BrokerConfig, clients: ClientTable, filters: ConsumerFilters) -> None:
         self._clients = clients
         self._filters = filters
-        self._enabled = filters.enabled = config.enable_property_filter
+        filters.enabled = config.enable_property_filter
         self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
 
     def configure(self, config: BrokerConfig) -> None:
         """Takes the keys that may change while the broker runs."""
-        self._enabled = self._filters.enabled = config.enable_property_filter
+        self._filters.enabled = config.enable_property_filter
         self._ignores_tail = config.property_filter_ignores_tail
         self._retries = config.filter_support_retry
 
     @property
     def enabled(self) -> bool:
-        return self._enabled
+        return self._filters.enabled
 
     def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> tuple[str, str] | None:
         """Equal for pulls of one queue whose selectors judge messages alike; None without a selector."""
@@ -62,7 +62,7 @@ class MessageFilters:
 
     def slow(self, expression_type: str | None, expression: str | None) -> list[str]:
         """The expression that a request brings, if a work thread has to compile it first."""
-        return expressions.slow([expression or ""]) if self._enabled and expression_type == SQL92 else []
+        return expressions.slow([expression or ""]) if self.enabled and expression_type == SQL92 else []
 
     def of(self, header: PullMessageHeader, group: GroupConfig) -> MessageFilter:
         if header.sys_flag & FLAG_SUBSCRIPTION:
@@ -156,7 +156,7 @@ class MessageFilters:
         return selects
 
     def _check_enabled(self, expression_type: str | None) -> None:
-        if not self._enabled:
+        if not self.enabled:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"this broker does not filter messages by {expression_type} (enablePropertyFilter=false)",
