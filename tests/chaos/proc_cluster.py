@@ -354,7 +354,7 @@ class Cluster:
     async def create_topics(self, master: Node) -> None:
         for topic in (TOPIC, *self.shape.clients):
             header = CreateTopicHeader(topic, "TBW102", QUEUES, QUEUES, 6)
-            await self.call(master.addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            await self.call(master.addr, RequestCode.UPDATE_AND_CREATE_TOPIC, header, 30.0 * slowness())
 
     async def run(self, node: Node) -> None:
         """Starts a broker; returns when it is up."""
