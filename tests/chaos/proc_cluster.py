@@ -368,7 +368,7 @@ class Cluster:
         assert node.process is not None
         await self._booted(node.process)
 
-    async def _booted(self, process: Process, seconds: float = 30.0) -> None:
+    async def _booted(self, process: Process, seconds: float = 120.0) -> None:
         deadline_s = time.monotonic() + seconds * slowness()
         while process._boot_line not in process.output():
             if process.popen.poll() is not None:
