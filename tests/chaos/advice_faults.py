@@ -10,7 +10,8 @@
     all die     every broker; one of them is away
 
 The operator can start what does not run.  Nobody says --force or --lose here: where nothing else is advised, the
-operator waits for the machine that is away, if there is one.
+operator waits for the machine that is away, if there is one, and looks once more when all have registered again:
+of two that take one brokerId, as a wiped master and the slave that took its place may, a nameserver lists one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PATIENCE_S = 60.0
 START_S = 60.0
 STEPS_MAX = 3
 AWAY_S = (1.0, 20.0)
+REGISTERED_AGAIN_S = 12.0
 
 Count = Callable[[str], None]
 
@@ -57,6 +59,10 @@ class Operator:
             if outcome.decision is not None and back is not None:
                 self.count("times the operator waited instead of a loss")
                 await back
+                outcome = await self._follow(nodes)
+            if outcome.decision is not None:
+                self.count("times the operator looked again instead of a loss")
+                await asyncio.sleep(REGISTERED_AGAIN_S)
                 outcome = await self._follow(nodes)
             if outcome.decision is not None:
                 raise NotSoInTime(f"nothing but a loss is advised: {' '.join(outcome.decision)}")
