@@ -297,6 +297,8 @@ class Node:
         elif isinstance(action, Doubt):
             self.world.note(f"{self.name} doubts its log: {action.why}")
             self._without_its_log(action.epoch)
+            if self.link is not None:
+                self._hang_up(self.link)
         elif isinstance(action, Seal):
             self._seal(action.epoch)
         elif isinstance(action, Follow):

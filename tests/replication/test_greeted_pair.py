@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from commitlog.log.log import CommitLog
 from haservice import __version__
 from haservice.bounds import OFFSET_MAX
+from haservice.broker.lease.office import Office
 from haservice.deadline import Deadline
 from haservice.devtools.pair import free_port_block
 from haservice.devtools.relay import Relay
@@ -443,6 +445,21 @@ def test_a_master_that_was_put_back_to_before_its_slave_came_has_nothing_cut(
     )
     with a.leads() as ha, b.follows(ha.port):
         level(a, b)
+
+
+@patient
+def test_a_slave_that_learns_behind_its_greeting_that_its_store_is_older_is_whole_again_soon(
+    a: Broker, b: Broker
+) -> None:
+    a.write(100, 200)
+    with a.leads() as ha, b.follows(ha.port) as replica:
+        level(a, b)
+        broker = SimpleNamespace(store=SimpleNamespace(log=b.log), lineage=b.lineage, ha=replica)
+        assert Office(broker).doubt(1) == ""  # type: ignore[arg-type]
+        wait_until(lambda: b.lineage.state.whole_from <= b.log.end, "it is whole again")
+        a.write(300)
+        level(a, b)
+        assert b.log.end >= b.lineage.state.whole_from
 
 
 @patient

@@ -213,6 +213,9 @@ class Office:
             self.broker.lineage.update(**without_its_log(self.kept, epoch))
         except OSError as error:
             return f"it cannot be written down that the log is an older copy: {error}"
+        if isinstance(self.broker.ha, SlaveHAService):
+            # The link may have been greeted a moment before; only a greeting says where the log is whole again.
+            self.broker.ha.leave_master()
         return ""
 
     def begin_epoch(self, epoch: int, until_s: float, why: str) -> str:
