@@ -530,6 +530,10 @@ class Cluster:
 
     # -- files ---------------------------------------------------------------------------------------
 
+    def segments(self, node: Node) -> list[int]:
+        """Where each segment of a broker's log begins."""
+        return sorted(int(path.name) for path in node.commitlog.iterdir())
+
     def log_bytes(self, node: Node, end: int, start: int = 0) -> bytes:
         """The bytes [start, end) of a broker's log, from its files.  Raises HAServiceError for a hole."""
         parts = []

@@ -129,7 +129,7 @@ class Play:
         self._faults = faults
         self._calm_s = calm_s
         self._base = Base()
-        self._below = ""
+        self._below: Mapping[int, str] = {}
         self._late: list[Invoked] = []
 
     async def round(self, seed: int, steps: Sequence[tuple[str, ...]] | None = None) -> Outcome:
@@ -224,11 +224,10 @@ class Play:
         for node in cluster.nodes:
             await traffic.read_all(node.addr, lambda queue: ends[queue])
         for node, log in zip(cluster.nodes, logs, strict=True):
-            below = _digest(cluster.log_bytes(node, base.offset))
-            changed = bool(self._below) and below != self._below
+            changed = not _same(_digests(cluster, node, base.offset), self._below)
             damage = f"what lies below the round, {base.offset} bytes, has changed" if changed else log.damage
             history.add(replace(log, at_s=history.now_s, damage=damage))
-        self._below = _digest(cluster.log_bytes(master, body.log_end))
+        self._below = _digests(cluster, master, body.log_end)
         self._base = Base(body.log_end, tuple(ends))
 
     def _carry_over(self, history: History) -> None:
@@ -267,8 +266,21 @@ def _moved(record: FinalRecord, base: Base) -> FinalRecord:
     )
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def _digests(cluster: Cluster, node: Node, end: int) -> dict[int, str]:
+    """Of each segment up to `end`, by its base: retention may have deleted the first ones, on a full disk, say."""
+    bases = [base for base in cluster.segments(node) if base < end]
+    data = cluster.log_bytes(node, end, bases[0]) if bases else b""
+    parts = (data[base - bases[0] :][:SEGMENT_BYTES] for base in bases)
+    return {
+        base: hashlib.blake2b(one, digest_size=16).hexdigest() for base, one in zip(bases, parts, strict=True)
+    }
+
+
+def _same(found: Mapping[int, str], known: Mapping[int, str]) -> bool:
+    """Whether all segments that both have, and the last one, are the same."""
+    if not known:
+        return True
+    return max(known) in found and all(known.get(base, digest) == digest for base, digest in found.items())
 
 
 async def _sample(cluster: Cluster, history: History) -> None:
