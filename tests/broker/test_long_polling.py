@@ -141,10 +141,12 @@ class Story:
         tags: str = "*",
         peer: Peer | None = None,
         below_mark: bool = False,
+        text: str = "",
     ) -> bool:
         key = ("T", queue)
 
         pull = StoryPull(self, name, peer or Peer(), key, wanted, tags)
+        pull.text, pull.text_bytes = text, len(text)
         pull.below_mark = below_mark
         return self.polling.hold(pull, seconds)
 
@@ -322,6 +324,29 @@ def test_one_connection_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) 
     greedy = Peer()
     assert [story.hold(f"{n}", peer=greedy) for n in range(3)] == [True, True, False]
     assert story.hold("other")
+
+
+def test_texts_of_held_pulls_are_bounded_and_count_once_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "TEXT_BYTES_PER_CONNECTION_MAX", 100)
+    monkeypatch.setattr(long_polling, "TEXT_BYTES_MAX", 150)
+    story, one, other = Story(), Peer(), Peer()
+
+    def holds(name: str, text: str, peer: Peer, seconds: float = 15) -> bool:
+        return story.hold(name, seconds, peer=peer, text=text)
+
+    assert [holds(f"equal {number}", "t" * 60, one) for number in range(3)] == [True] * 3
+    assert [holds("further", "u" * 60, one), holds("short", "v" * 40, one), holds("none", "", one)] == [
+        False, True, True,
+    ]  # fmt: skip
+    assert [holds("its own", "t" * 60, other), holds("last", "w" * 50, other)] == [False, True]
+    assert story.polling._texts.bytes == 150
+    story.arrive(1)
+    assert len(story.answers) == 6
+    assert (story.polling._texts.bytes, story.polling._texts._held, story.polling._texts._bytes) == (
+        0,
+        {},
+        {},
+    )
 
 
 def test_a_closed_connection_takes_its_pulls_along() -> None:
