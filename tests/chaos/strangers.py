@@ -22,6 +22,7 @@ from typing import NamedTuple
 import click
 
 from commitlog.kernel import native
+from haservice.errors import HAServiceError
 from tests.chaos.report import Report
 from tests.chaos.strangers_kinds import KINDS, Kind
 from tests.chaos.strangers_place import LOOK_S, MIB, OTHERS, Cost, Place, Send, sends_of
@@ -91,13 +92,16 @@ def play_all(rounds: Sequence[Round], report: Report) -> None:
         began_s, root = time.monotonic(), Path(tempfile.mkdtemp(prefix=f"chaos-{LAYER}-"))
         try:
             told = play(root, one)
-            faults = told.faults(KINDS[one.kind])
-            report.figure(LAYER, str(one), str(told))
+        except (HAServiceError, AssertionError, OSError) as error:
+            what, faults = "", [f"{type(error).__name__}: {error}"]
+        else:
+            what, faults = str(told), told.faults(KINDS[one.kind])
+            report.figure(LAYER, str(one), what)
             report.add(LAYER, "sends", told.sends)
-            click.echo(f"{'FAILED' if faults else 'ok'}: {one}: {told}")
         finally:
             shutil.rmtree(root, ignore_errors=True)
         report.add(LAYER, "rounds")
+        click.echo(f"{'FAILED' if faults else 'ok'}: {one}: {what or faults[0]}")
         if faults:
             repeat = f'scripts/chaos {LAYER} --only "{one}"'
             report.failure(LAYER, number, f"{one}: {'; '.join(faults)}", repeat)
@@ -113,6 +117,8 @@ def play(root: Path, one: Round) -> Told:
         with place.sender() as path:
             calm_s = time.monotonic()
             time.sleep(CALM_S)
+            calm_to_s = time.monotonic()
+            kind.before(place)
             cost.forget_peak()
             before, cpu_s, came_s = cost.memory(), cost.cpu_s(), time.monotonic()
             kind.play(place)
@@ -124,7 +130,7 @@ def play(root: Path, one: Round) -> Told:
         in_queue = place.end(OTHERS)
     answered = sum(send.is_ok for send in sends)
     lost = len(sends) - answered + max(0, answered - in_queue)
-    calm = [send for send in sends if calm_s <= send.begun_s < came_s]
+    calm = [send for send in sends if calm_s <= send.begun_s < calm_to_s]
     beside = [send for send in sends if came_s <= send.begun_s < went_s]
     return Told(
         *(peak - before.now, kept - before.now, cpu_s, went_s - came_s, _times(calm), _times(beside)),

@@ -28,12 +28,15 @@ REQUESTS, HELD, MANY_HELD = 3000, 6000, 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`play` returns when the stranger has come; it stays.  `where` it comes to is what is measured."""
+    """`play` returns when the stranger has come; it stays.  `where` it comes to is what is measured, from when
+    `before` it was played.
+    """
 
     play: Callable[[Place], None]
     bytes_max: int = ALL_BYTES
     where: str = BROKER
     settings: Callable[[], Mapping[str, str]] = field(default=dict)
+    before: Callable[[Place], None] = lambda place: None
 
 
 def pull(number: int, offset: int, flags: int = 4, **fields: str) -> RemotingCommand:
@@ -60,8 +63,7 @@ def _held(place: Place, count: int, **fields: str) -> None:
     place.wait_held(count)
 
 
-def _held_and_large(place: Place, **fields: str) -> None:
-    _held(place, HELD, **fields)
+def _large(place: Place) -> None:
     place.put(LARGE_BYTES, wanted="yes")
 
 
@@ -258,10 +260,11 @@ def _crowd(place: Place) -> None:
 KINDS: Mapping[str, Kind] = {
     "answers not read": Kind(_answers, ONE_BYTES),
     "answers not read by sixty": Kind(_answers_of_many),
-    "held pulls and a large message": Kind(_held_and_large, ONE_BYTES),
-    "held pulls by an expression and a large message": Kind(
-        lambda place: _held_and_large(place, **SQL), ONE_BYTES
+    "a large message for held pulls": Kind(_large, ONE_BYTES, before=lambda place: _held(place, HELD)),
+    "a large message for held pulls by an expression": Kind(
+        _large, ONE_BYTES, before=lambda place: _held(place, HELD, **SQL)
     ),
+    "held pulls": Kind(lambda place: _held(place, MANY_HELD), ONE_BYTES),
     "pulls by an expression not read": Kind(_pulls_sql92, ONE_BYTES),
     "held pulls with one expression": Kind(_held_equal, ONE_BYTES),
     "held pulls with different expressions": Kind(_held_different, ONE_BYTES),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -41,7 +41,10 @@ SETTINGS = {
 }
 # Between two sends of the sender; between two looks at a process.
 SEND_EACH_S = 0.01
+# A send that has no answer by then is lost.
+SEND_S = 60.0
 LOOK_S = 0.05
+BOOT_S = 3 * PATIENCE_S
 BODY = b"x" * 512
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -81,12 +84,23 @@ class Send(NamedTuple):
     is_ok: bool
 
 
+class _Pair(ScratchPair):
+    """Whose processes may take long to start."""
+
+    def _start(
+        self, name: str, command: str, properties: Path, boot_line: str, flags: Sequence[str] = ()
+    ) -> Process:
+        process = self._begin(name, command, properties, boot_line, flags)
+        process.wait_booted(BOOT_S)
+        return process
+
+
 class Place:
     """Made for one stranger.  What it opens is closed by `go_away`."""
 
     def __init__(self, root: Path, settings: Mapping[str, str], env: Mapping[str, str]) -> None:
         self._root, self._env = root, env
-        self._pair = ScratchPair(root, "ASYNC_MASTER", {**SETTINGS, **settings})
+        self._pair = _Pair(root, "ASYNC_MASTER", {**SETTINGS, **settings})
         self._here = ExitStack()
         self._opened: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
@@ -139,7 +153,9 @@ class Place:
         return self._pair.processes[process].tail()
 
     def held(self) -> int:
-        return int(self._admin.runtime_info(self.addr)["heldPulls"])
+        with suppress(RemotingError):  # it may be slow to answer
+            return int(self._admin.runtime_info(self.addr)["heldPulls"])
+        return 0
 
     def end(self, topic: str) -> int:
         """How many messages the topic has."""
@@ -260,7 +276,7 @@ def send_on(addr: str, path: Path) -> None:
             try:
                 word = (
                     "ok"
-                    if client.call(addr, send_command(OTHERS, 0, RawMessage(BODY, {}))).code == 0
+                    if client.call(addr, send_command(OTHERS, 0, RawMessage(BODY, {})), SEND_S).code == 0
                     else "refused"
                 )
             except (OSError, RemotingError):
