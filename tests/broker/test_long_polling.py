@@ -327,26 +327,23 @@ def test_one_connection_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_texts_of_held_pulls_are_bounded_and_count_once_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_polling, "TEXT_BYTES_PER_CONNECTION_MAX", 100)
-    monkeypatch.setattr(long_polling, "TEXT_BYTES_MAX", 150)
+    monkeypatch.setattr(long_polling, "PULL_BYTES", 1)
+    monkeypatch.setattr(long_polling, "HELD_BYTES_PER_CONNECTION_MAX", 105)
+    monkeypatch.setattr(long_polling, "HELD_BYTES_MAX", 170)
     story, one, other = Story(), Peer(), Peer()
 
-    def holds(name: str, text: str, peer: Peer, seconds: float = 15) -> bool:
-        return story.hold(name, seconds, peer=peer, text=text)
+    def holds(text: str, peer: Peer) -> bool:
+        return story.hold(f"{len(story.polling)}", peer=peer, text=text)
 
-    assert [holds(f"equal {number}", "t" * 60, one) for number in range(3)] == [True] * 3
-    assert [holds("further", "u" * 60, one), holds("short", "v" * 40, one), holds("none", "", one)] == [
-        False, True, True,
-    ]  # fmt: skip
-    assert [holds("its own", "t" * 60, other), holds("last", "w" * 50, other)] == [False, True]
-    assert story.polling._texts.bytes == 150
+    assert [holds(text, one) for text in ("t" * 60, "t" * 60, "t" * 60, "u" * 60, "v" * 40, "")] == [
+        *(True, True, True, False, True, True),
+    ]
+    assert [holds("t" * 60, other), holds("w" * 50, other), holds("x" * 30, other)] == [True, False, False]
+    held = story.polling._bytes
+    assert held.bytes == 166
     story.arrive(1)
     assert len(story.answers) == 6
-    assert (story.polling._texts.bytes, story.polling._texts._held, story.polling._texts._bytes) == (
-        0,
-        {},
-        {},
-    )
+    assert (held.bytes, held._of, held._texts) == (0, {}, {})
 
 
 def test_a_closed_connection_takes_its_pulls_along() -> None:

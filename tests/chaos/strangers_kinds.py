@@ -86,14 +86,14 @@ def _held_different(place: Place) -> None:
             for number in range(MANY_HELD)
         ),
     )
-    place.wait_held(MANY_HELD)
+    place.wait_held(MANY_HELD // 4)  # the others have no room, and are answered
     place.each(0.1, 1000)
 
 
 def _long_texts(place: Place) -> None:
     """Long subscriptions by tags and long expressions, each another one."""
     end = place.end(TOPIC)
-    tags = "||".join(f"tag{number:06d}" for number in range(3000))
+    tags = "||".join(f"tag{number:06d}" for number in range(700))
     place.says(
         place.port,
         frames(pull(number, end, 2 | 4, subscription=f"{number}||{tags}") for number in range(MANY_HELD)),

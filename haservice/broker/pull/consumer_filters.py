@@ -39,8 +39,9 @@ FILTERS_MAX = 20_000
 FILTERS_CHARS_MAX = 1024 * 1024
 # What so many filters take in the file; a larger one was written by a version without these bounds.
 FILE_BYTES_MAX = 64 * 1024 * 1024
-# So many characters of compiled expressions are kept for those who ask with the same text again.
-KEPT_CHARS_MAX = 512 * 1024
+# So many characters of compiled expressions are kept for those who ask with the same text again, or those that were
+# compiled last.
+KEPT_CHARS_MAX = 64 * 1024
 # To compile so many characters takes less than to hand them to a work thread and back would delay others.
 SHORT_CHARS = 256
 
@@ -71,6 +72,8 @@ class Expressions:
                 self._made[expression] = one
             while self._chars > KEPT_CHARS_MAX:
                 oldest = next(iter(self._made))
+                if oldest in made:  # those who had these compiled ask for them next
+                    break
                 del self._made[oldest]
                 self._chars -= len(oldest)
 

@@ -40,10 +40,11 @@ QueueKey = tuple[str, int]
 HELD_MAX = 100_000
 # A process that consumes many topics holds one pull per queue and group on one connection.
 HELD_PER_CONNECTION_MAX = 10_000
-# What the subscriptions of held pulls take, each text once a connection: its letters, the codes of its tags, or its
+# What held pulls take, in bytes: each so much, and each text of a connection once, with the codes of its tags or its
 # expression as it is compiled.
-TEXT_BYTES_PER_CONNECTION_MAX = 8 * 1024 * 1024
-TEXT_BYTES_MAX = 64 * 1024 * 1024
+PULL_BYTES = 1200
+HELD_BYTES_PER_CONNECTION_MAX = 12 * 1024 * 1024
+HELD_BYTES_MAX = 160 * 1024 * 1024
 # No client asks for more than 30 s; a connection silent for 120 s is closed.
 HOLD_SECONDS_MAX = 100.0
 # Pulls that expire within the same tick share one timer.
@@ -145,42 +146,37 @@ class HeldPull:
         """Its connection has ended: nobody waits for an answer."""
 
 
-class HeldTexts:
-    """The subscriptions of held pulls, and what they take."""
+class HeldBytes:
+    """What held pulls take in memory, with the texts of their subscriptions."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._held: dict[PullingPeer, dict[str, int]] = {}
+        self._of: dict[PullingPeer, int] = {}
+        self._texts: dict[tuple[PullingPeer, str], int] = {}
         """How many pulls of a connection have each text."""
-        self._bytes: dict[PullingPeer, int] = {}
 
     def take(self, pull: HeldPull) -> bool:
-        """False if there is no room for one more text."""
-        size, connection = pull.text_bytes, pull.connection
-        if not size:
-            return True
-        held = self._held.get(connection, {})
-        count, before = held.get(pull.text, 0), self._bytes.get(connection, 0)
-        if not count:
-            if before + size > TEXT_BYTES_PER_CONNECTION_MAX or self.bytes + size > TEXT_BYTES_MAX:
-                return False
-            self._held[connection], self._bytes[connection] = held, before + size
-            self.bytes += size
-        held[pull.text] = count + 1
+        """False if there is no room for one more."""
+        connection, text = pull.connection, (pull.connection, pull.text)
+        count, before = self._texts.get(text, 0), self._of.get(connection, 0)
+        size = PULL_BYTES if count else PULL_BYTES + pull.text_bytes
+        if before + size > HELD_BYTES_PER_CONNECTION_MAX or self.bytes + size > HELD_BYTES_MAX:
+            return False
+        self._texts[text], self._of[connection] = count + 1, before + size
+        self.bytes += size
         return True
 
     def give_back(self, pull: HeldPull) -> None:
-        size, connection = pull.text_bytes, pull.connection
-        if not size:
-            return
-        held = self._held[connection]
-        held[pull.text] -= 1
-        if not held[pull.text]:
-            del held[pull.text]
-            self._bytes[connection] -= size
-            self.bytes -= size
-            if not held:
-                del self._held[connection], self._bytes[connection]
+        connection, text = pull.connection, (pull.connection, pull.text)
+        size = PULL_BYTES
+        self._texts[text] -= 1
+        if not self._texts[text]:
+            del self._texts[text]
+            size += pull.text_bytes
+        self._of[connection] -= size
+        self.bytes -= size
+        if not self._of[connection]:
+            del self._of[connection]
 
 
 class LongPolling:
@@ -203,7 +199,7 @@ class LongPolling:
         self._queues: dict[QueueKey, set[HeldPull]] = {}
         self._connections: dict[PullingPeer, set[HeldPull]] = {}
         self._below_mark: set[HeldPull] = set()
-        self._texts = HeldTexts()
+        self._bytes = HeldBytes()
         # Their peers do not read; they will say when they do.
         self._congested: set[PullingPeer] = set()
         # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
@@ -230,7 +226,7 @@ class LongPolling:
             return False
         if len(self._connections.get(pull.connection, ())) >= HELD_PER_CONNECTION_MAX:
             return False
-        if not self._texts.take(pull):
+        if not self._bytes.take(pull):
             return False
         timers = self._timers
         if timers is None:
@@ -421,7 +417,7 @@ class LongPolling:
         if not waiting:
             del self._queues[pull.key]
         self._count -= 1
-        self._texts.give_back(pull)
+        self._bytes.give_back(pull)
         self._below_mark.discard(pull)
         if pull.judged_by is not None:
             self._judge().remove(pull)

@@ -72,10 +72,9 @@ logger = logging.getLogger(__name__)
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
 
-# What a held pull takes for each letter of its subscription: tags of two letters, with their codes in a set; an
-# expression as it is compiled.
-TAG_BYTES, SQL_BYTES = 32, 40
-
+# What the subscription of a held pull takes for each letter: tags of two letters, with their codes in a set; an
+# expression as it is compiled, which takes some more however short it is.
+TAG_BYTES, SQL_BYTES, SQL_BYTES_MIN = 32, 75, 1500
 _NO_EXT: dict[str, str] = {}
 
 # The answer to held pulls when the broker stops.
@@ -424,8 +423,8 @@ class _Held(HeldPull):
         requester: Requester | None,
     ) -> None:
         text = pull.header.subscription or ""
-        each = SQL_BYTES if judged_by is not None else TAG_BYTES
-        super().__init__(pull.connection, key, wanted, pull.codes, judged_by, text, each * len(text))
+        takes = TAG_BYTES * len(text) if judged_by is None else SQL_BYTES_MIN + SQL_BYTES * len(text)
+        super().__init__(pull.connection, key, wanted, pull.codes, judged_by, text, takes)
         self.requester = requester
         self.processor = processor
         self.pull = pull
