@@ -68,7 +68,6 @@ def _large(place: Place) -> None:
 
 
 def _pulls_sql92(place: Place) -> None:
-    place.put(LARGE_BYTES, wanted="yes")
     place.says(place.port, frames(pull(number, 0, **SQL) for number in range(REQUESTS)))
 
 
@@ -265,7 +264,7 @@ KINDS: Mapping[str, Kind] = {
         _large, ONE_BYTES, before=lambda place: _held(place, HELD, **SQL)
     ),
     "held pulls": Kind(lambda place: _held(place, MANY_HELD), ONE_BYTES),
-    "pulls by an expression not read": Kind(_pulls_sql92, ONE_BYTES),
+    "pulls by an expression not read": Kind(_pulls_sql92, ONE_BYTES, before=_large),
     "held pulls with one expression": Kind(_held_equal, ONE_BYTES),
     "held pulls with different expressions": Kind(_held_different, ONE_BYTES),
     "held pulls with long tags": Kind(_long_texts, ONE_BYTES),
