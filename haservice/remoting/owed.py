@@ -55,7 +55,7 @@ UNREAD_BYTES_MAX = 128 * 1024 * 1024
 
 
 # Bytes of requests of one connection whose answers come later: beyond, nothing more is read from it.
-REQUEST_BYTES_MAX = 4 * 1024 * 1024
+REQUEST_BYTES_MAX = 2 * 1024 * 1024
 # So long until it is looked whether they are fewer now.
 REQUESTS_LOOK_S = 0.05
 
