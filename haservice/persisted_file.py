@@ -15,6 +15,7 @@ A stock broker or a person wrote any other content: it is taken, with a warning.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -34,11 +35,19 @@ T = TypeVar("T")
 class PersistedFile:
     """One file at `path`.  Any thread may `save`: what it writes is never older than what is there."""
 
-    def __init__(self, path: Path, files: Files | None = None, *, keeps_sums: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Files | None = None,
+        *,
+        keeps_sums: bool = True,
+        bytes_max: int | None = None,
+    ) -> None:
         """`files` gives access to the disk; the default is the operating system.  Without `keeps_sums` the
-        content has a checksum of its own.
+        content has a checksum of its own.  A file of more than `bytes_max` is unfit, and is not read.
         """
         self.path = path
+        self._bytes_max = bytes_max
         self._keeps_sums = keeps_sums
         self._files: Files = files if files is not None else OSFiles()
         # Held from encoding the table to the rename: two savers write in the order in which they encoded.
@@ -59,11 +68,11 @@ class PersistedFile:
         sums = self._read_sums()
         self.unfit = None
         for path in (self.path, self._beside(".bak")):
-            content = small_file.read_file(self._files, path)
-            if content is None:
-                continue
-            content = self._with_flip_back(path, content, sums)
             try:
+                content = small_file.read_file(self._files, path, self._bytes_max)
+                if content is None:
+                    continue
+                content = self._with_flip_back(path, content, sums)
                 if not content.strip():
                     raise ValueError("it is empty")
                 self.from_backup = path != self.path
@@ -91,7 +100,8 @@ class PersistedFile:
                 return False
             before = None if self._main_unfit else self._saved
             if before is None and not self._main_unfit:
-                before = small_file.read_file(self._files, self.path)
+                with contextlib.suppress(small_file.FileTooLarge):
+                    before = small_file.read_file(self._files, self.path, self._bytes_max)
             if self._keeps_sums:
                 self._write_sums(content, before)
             if before is not None:
@@ -103,13 +113,21 @@ class PersistedFile:
             return True
 
     def keep_unfit(self) -> list[Path]:
-        """Copies the unfit file, and its unfit backup, to `<file>.unfit`; returns the copies.  Raises OSError."""
+        """Copies the unfit file, and its unfit backup, to `<file>.unfit`; returns the copies.  A file that is too
+        large to be read gets that name.  Raises OSError.
+        """
         kept = []
         for path in (self.path, self._beside(".bak")):
-            content = small_file.read_file(self._files, path)
-            if content is not None:
-                kept.append(path.with_name(path.name + ".unfit"))
-                _replace(self._files, kept[-1], content, mode=0o600)
+            unfit = path.with_name(path.name + ".unfit")
+            try:
+                content = small_file.read_file(self._files, path, self._bytes_max)
+            except small_file.FileTooLarge:
+                self._files.rename(path, unfit)
+            else:
+                if content is None:
+                    continue
+                _replace(self._files, unfit, content, mode=0o600)
+            kept.append(unfit)
         return kept
 
     def _write_sums(self, *contents: bytes | bytearray | None) -> None:

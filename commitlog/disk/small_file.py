@@ -26,15 +26,22 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def read_file(files: Files, path: Path) -> bytes | None:
-    """What the file holds; None if there is none.  Raises OSError."""
+class FileTooLarge(ValueError):
+    """A file has more bytes than its reader takes; the message says how many."""
+
+
+def read_file(files: Files, path: Path, bytes_max: int | None = None) -> bytes | None:
+    """What the file holds; None if there is none.  Raises OSError, FileTooLarge."""
     try:
         fd = files.open_to_read(path)
     except FileNotFoundError:
         return None
     try:
         with naming(path):
-            return files.pread(fd, files.size(fd), 0)
+            size = files.size(fd)
+            if bytes_max is not None and size > bytes_max:
+                raise FileTooLarge(f"it has {size} bytes, at most {bytes_max} are read")
+            return files.pread(fd, size, 0)
     finally:
         files.close(fd)
 

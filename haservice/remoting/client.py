@@ -232,7 +232,7 @@ class RemotingClient:
                 connection = self._connections.get(addr)
                 if connection is None or connection.close_reason:
                     connection = await self._connect(addr)
-                await connection.writable()
+                await _writable(connection)
                 return connection
         except TimeoutError:
             raise RemotingTimeout(addr, code, timeout_s) from None
@@ -429,3 +429,11 @@ class BlockingClient:
 
 async def _make_client(connect_timeout_s: float, tls: Tls | None, sign: Sign | None) -> RemotingClient:
     return RemotingClient(connect_timeout_s=connect_timeout_s, tls=tls, sign=sign)
+
+
+async def _writable(connection: Connection) -> None:
+    """Returns when the connection is no longer congested, or closed."""
+    while connection.congested and not connection.closed:
+        writable = asyncio.Event()
+        connection.when_writable(writable.set)
+        await writable.wait()

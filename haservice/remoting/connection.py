@@ -8,7 +8,7 @@
 Bytes that the dispatch's fast path takes never become frames.  Answers gathered while a read is handled go
 out when all its frames are handled; others go out once per turn of the loop.
 Bounds: the connection stops reading from a peer that does not read (`WRITE_BUFFER_BYTES_MAX`), or whose
-unanswered requests are too many (`UNANSWERED_MAX`), as those that wait for a work thread (`AWAITED_MAX`).
+unanswered requests are too many (`UNANSWERED_MAX`) or too large, as those that wait for a work thread (`AWAITED_MAX`).
 owed.py bounds what is made for it, and all connections together.  All of this runs on the loop's thread.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -26,7 +25,7 @@ from haservice.remoting.codes import ResponseCode
 from haservice.remoting.command import PendingCall, RemotingCommand, decode, encode_head
 from haservice.remoting.dispatch import BatchProcessor, Dispatch
 from haservice.remoting.frame import COUNTED_BYTES, DeafReader, Frame, FrameReader, UnfinishedFrames
-from haservice.remoting.owed import Unread
+from haservice.remoting.owed import Taken, Unanswered, Unread
 
 logger = logging.getLogger(__name__)
 
@@ -79,19 +78,17 @@ class Connection(asyncio.Protocol):
         self.on_close: list[Callable[[Connection], None]] = []
         self.last_active = 0.0
         self.awaited = 0
-        self.blocked_since = math.inf
-        """Loop time since when the peer does not take what we write; infinite while it does."""
-        self._unread = unread or Unread()
         self._dispatch = dispatch
         self._reader = reader
         self._on_open = on_open
         self.unfinished = UnfinishedFrames()
-        self._counted = 0  # of the frame that has begun
+        self._counted = 0  # of the frame that has begun and of requests without an answer
         self._transport: asyncio.Transport | None = None
         self._half_closed: asyncio.Transport | None = None  # nothing is written to it any more
         self._loop = asyncio.get_running_loop()
+        self._taken = Taken(unread or Unread(), self._loop.time())
         self._calls: dict[int, PendingCall] = {}
-        self._unanswered: dict[asyncio.Future[RemotingCommand], RemotingCommand] = {}
+        self._unanswered = Unanswered()
         self._out: list[bytes | memoryview] = []  # gathered, not yet written
         self._out_bytes = 0
         self._gathering = False  # a flush is certain to follow: scheduled, or at the end of the read
@@ -121,7 +118,7 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None and not self._transport.is_closing():
             self.last_active = self._loop.time()
             self._transport.write(answers)
-            self._unread.add(len(answers))
+            self._taken.wrote(len(answers))
 
     def call(self, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """Sends a request whose opaque is unique on this connection.  The future fails with
@@ -164,6 +161,10 @@ class Connection(asyncio.Protocol):
         transport = self._transport or self._half_closed
         return self._out_bytes + (transport.get_write_buffer_size() if transport else 0)
 
+    def unread_since(self) -> float:
+        """Loop time when the peer was last seen to take some of what we write."""
+        return self._taken.since(self.unsent_bytes - self._out_bytes, self._loop.time())
+
     def when_writable(self, callback: Callable[[], object]) -> None:
         """Calls `callback` once, on the loop, when a connection that is congested or overloaded may have room
         again, or has ended.
@@ -174,13 +175,6 @@ class Connection(asyncio.Protocol):
     def overloaded(self) -> bool:
         """Congested, or so many answers are being made that one more would only wait."""
         return self.congested or self.awaited >= OVERLOADED_AT
-
-    async def writable(self) -> None:
-        """Returns when the connection is no longer congested, or closed."""
-        while self.congested and not self.closed:
-            writable = asyncio.Event()
-            self.when_writable(writable.set)
-            await writable.wait()
 
     def deliver(self, future: asyncio.Future[RemotingCommand]) -> None:
         """Gathers a later answer that is there now, not when the loop calls back: so `congested` is true at once."""
@@ -232,7 +226,7 @@ class Connection(asyncio.Protocol):
                 taken = fast_path.take(self, whole)
                 if taken == len(whole):
                     if self._counted:
-                        self._counted = self.unfinished.hold(self, 0)
+                        self._count()
                     return
                 data = whole[taken:] if taken else whole
         try:
@@ -240,21 +234,26 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._on_protocol_error(error, LAST_ANSWERS_S if taken or self._unanswered else 0.0)
             return
-        if self._counted or self._reader.pending_bytes >= COUNTED_BYTES:
-            self._counted = self.unfinished.hold(self, self._reader.pending_bytes)
         if self._backlog:
             self._backlog += frames
         elif frames:
             self._handle(frames)
+        self._count()
+
+    def _count(self) -> None:
+        """Counts what is kept of the peer's bytes, with that of all connections."""
+        kept = self._reader.pending_bytes + self._unanswered.bytes
+        if kept >= COUNTED_BYTES or self._counted:
+            self._counted = self.unfinished.hold(self, kept)
 
     def pause_writing(self) -> None:
         self._write_blocked = True
-        self.blocked_since = self._loop.time()
+        self._loop.call_soon(self.unread_since)  # when the socket has taken what fits it
         self._hold()
 
     def resume_writing(self) -> None:
         self._write_blocked = False
-        self.blocked_since = math.inf
+        self.unread_since()
         self.last_active = self._loop.time()
         self._wake_writers()
         self._go_on()
@@ -264,10 +263,8 @@ class Connection(asyncio.Protocol):
         if not self.close_reason:
             self.close_reason = str(exc) if exc else "closed by the peer"
         logger.debug("connection closed peer=%s reason=%s", self.peer, self.close_reason)
-        self._backlog = []
-        self._out = []
-        self._out_bytes = 0
-        self._unanswered = {}
+        self._backlog, self._out, self._out_bytes = [], [], 0
+        self._unanswered.clear()
         self.unfinished.hold(self, 0)
         self._wake_writers()
         calls, self._calls = self._calls, {}
@@ -306,7 +303,7 @@ class Connection(asyncio.Protocol):
                     owner = batch
                     run.append(command)
                     continue
-                self._process(command)
+                self._process(command, len(header) + len(body))
                 if self._out_bytes > WRITE_BUFFER_BYTES_MAX or self._asks_too_much:
                     break
         except ProtocolError as error:
@@ -323,7 +320,7 @@ class Connection(asyncio.Protocol):
             self._hold()
             self._loop.call_soon(self._go_on)
 
-    def _process(self, request: RemotingCommand) -> None:
+    def _process(self, request: RemotingCommand, size: int) -> None:
         processor = self._dispatch.singles.get(request.code)
         outcome: Outcome
         if processor is None:
@@ -336,7 +333,7 @@ class Connection(asyncio.Protocol):
             except Exception as error:
                 outcome = self._dispatch.failure(self.peer, request, error)
         if outcome is not None:
-            self._settle(request, outcome)
+            self._settle(request, outcome, size)
 
     def _process_run(self, owner: BatchProcessor, run: list[RemotingCommand]) -> None:
         try:
@@ -350,14 +347,14 @@ class Connection(asyncio.Protocol):
                 self._settle(request, outcome)
 
     def _settle(
-        self, request: RemotingCommand, outcome: RemotingCommand | Awaitable[RemotingCommand]
+        self, request: RemotingCommand, outcome: RemotingCommand | Awaitable[RemotingCommand], size: int = 0
     ) -> None:
         if isinstance(outcome, RemotingCommand):
             if not request.flag & 2:
                 self._answer(request, outcome)
             return
         future = asyncio.ensure_future(outcome)
-        self._unanswered[future] = request
+        self._unanswered.add(future, request, size)
         if future.done():
             self._on_future_done(future)
         else:
@@ -365,7 +362,9 @@ class Connection(asyncio.Protocol):
 
     def _on_future_done(self, future: asyncio.Future[RemotingCommand]) -> None:
         """A later answer is there."""
-        request = self._unanswered.pop(future, None)
+        request = self._unanswered.pop(future)
+        if self._counted:
+            self._count()
         if future.cancelled():
             error: BaseException | None = RequestError(ResponseCode.SYSTEM_ERROR, "the request was given up")
         else:
@@ -389,9 +388,8 @@ class Connection(asyncio.Protocol):
             except Exception as worse:
                 # If we hang up, the peer asks again; without an answer it would wait for its timeout.
                 if self._dispatch.may_log(("unanswered", request.code), worse):
-                    logger.exception(
-                        "no answer can be written, closing peer=%s code=%s", self.peer, request.code
-                    )
+                    where = self.peer, request.code
+                    logger.exception("no answer can be written, closing peer=%s code=%s", *where)
                 self.abort(f"no answer can be written: {worse}")
 
     def _on_response(self, command: RemotingCommand) -> None:
@@ -443,7 +441,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def _asks_too_much(self) -> bool:
-        return len(self._unanswered) >= UNANSWERED_MAX or self.awaited >= AWAITED_MAX
+        many = len(self._unanswered) >= UNANSWERED_MAX or self.awaited >= AWAITED_MAX
+        return many or self._unanswered.too_large
 
     def _gather(self, command: RemotingCommand) -> None:
         head = encode_head(command)
@@ -471,7 +470,7 @@ class Connection(asyncio.Protocol):
             transport.writelines(out)
         else:
             transport.write(b"".join(out))
-        self._unread.add(size)
+        self._taken.wrote(size)
         if self._drained and not self._write_blocked:
             # What was gathered counted as congestion, but the socket took it.
             self._wake_writers()
@@ -486,6 +485,7 @@ class Connection(asyncio.Protocol):
         if not self._held or self.close_reason or self._transport is None:
             return
         if self._write_blocked or self._asks_too_much:
+            self._unanswered.look_later(self._go_on)
             return
         self._held = False
         backlog, self._backlog = self._backlog, []

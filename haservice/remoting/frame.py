@@ -35,7 +35,7 @@ ANSWER_HEADER_BYTES_MAX = 8 * 1024 * 1024
 # Up to this size, a frame that came in pieces is joined for a fast path.
 JOINED_BYTES_MAX = 256 * 1024
 
-# What all connections of a server hold of frames that have begun and not ended.
+# What all connections of a server hold of frames that have begun and not ended, and of requests without an answer.
 UNFINISHED_BYTES_MAX = 128 * 1024 * 1024
 # Less than this does not count: a connection has buffers of that size anyway, and nearly all frames are smaller.
 COUNTED_BYTES = 16 * 1024
@@ -206,7 +206,8 @@ class Holder(Protocol):
 
 
 class UnfinishedFrames:
-    """What connections hold of frames that have begun, and the sum.  It belongs to the loop's thread.
+    """What connections hold of frames that have begun and of requests without an answer, and the sum.  It belongs to
+    the loop's thread.
 
     A connection holds up to a whole frame for as long as its peer likes.  If all together hold more than the bound,
     the one that holds the most gives way.
@@ -228,7 +229,8 @@ class UnfinishedFrames:
             held = self._held.pop(largest)
             self.bytes -= held
             largest.give_way(
-                f"{held} bytes of a frame that has not ended, the most where all have {self._bytes_max}"
+                f"{held} bytes of a frame that has not ended or of requests without an answer, the most where all have"
+                f" {self._bytes_max}"
             )
         return counted
 

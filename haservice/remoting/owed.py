@@ -2,9 +2,11 @@
 
     AnswerTurns   make(connection, function) ─▶ its connection's line ─▶ a work thread ─▶ a future
     Unread        the bytes that all connections of a server wait to write, together
+    Taken         how much of what was written a peer has taken, and when it last took some
+    Unanswered    a connection's requests whose answers come later, and the bytes that they keep
 
-A work thread makes the next answer of a connection while the peer takes what we write, and while the answers
-that are being made for it fit ANSWERS_BYTES_MAX.  So a peer that asks much and reads nothing costs what is
+A work thread makes the next answer of a connection while the peer takes what we write, and while that and the
+answers that are being made for it fit ANSWERS_BYTES_MAX.  So a peer that asks much and reads nothing costs what is
 written for it and a few answers.  Connections take turns: many questions of one delay no other for long.
 
 If all connections together hold too much, those that have read nothing for longest are ended.  Everything
@@ -26,6 +28,7 @@ from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
+    from haservice.remoting.command import RemotingCommand
     from haservice.remoting.connection import Connection
     from haservice.remoting.workers import Offload
 
@@ -35,7 +38,8 @@ T = TypeVar("T")
 
 # What an answer counts while it is made: the largest message that a broker takes by default.
 ANSWER_BYTES = 4 * 1024 * 1024
-# Being made for one connection at once; one answer always may.  With what waits to be written, 12 MiB.
+# Being made for one connection at once, with what waits to be written for it; while nothing else is being made, one
+# answer always may.
 ANSWERS_BYTES_MAX = 2 * ANSWER_BYTES
 # Being made at once for all connections: more would only wait for the same work threads.
 MAKING_MAX = 4
@@ -50,12 +54,70 @@ TURNS_TO_GATHER = 3
 UNREAD_BYTES_MAX = 128 * 1024 * 1024
 
 
+# Bytes of requests of one connection whose answers come later: beyond, nothing more is read from it.
+REQUEST_BYTES_MAX = 2 * 1024 * 1024
+# So long until it is looked whether they are fewer now.
+REQUESTS_LOOK_S = 0.05
+
+
 class Make(Protocol):
     """Runs a function that makes a large answer for a connection; RemotingServer.make.  On the loop only."""
 
     def __call__(
         self, connection: Connection, function: Callable[..., T], /, *args: Any, size: int = ANSWER_BYTES
     ) -> asyncio.Future[T]: ...
+
+
+class Unanswered:
+    """A connection's requests whose answers come later.
+
+    `bytes` is never below what they keep: a pull that is held lets go of its bytes, and is counted again when there
+    are too many.
+    """
+
+    __slots__ = ("_look", "_requests", "bytes")
+
+    def __init__(self) -> None:
+        self._look: asyncio.TimerHandle | None = None
+        self._requests: dict[asyncio.Future[RemotingCommand], tuple[RemotingCommand, int]] = {}
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, future: asyncio.Future[RemotingCommand]) -> bool:
+        return future in self._requests
+
+    @property
+    def too_large(self) -> bool:
+        if self.bytes > REQUEST_BYTES_MAX:
+            self._recount()
+        return self.bytes > REQUEST_BYTES_MAX
+
+    def add(self, future: asyncio.Future[RemotingCommand], request: RemotingCommand, size: int) -> None:
+        self._requests[future] = request, size
+        self.bytes += size
+
+    def pop(self, future: asyncio.Future[RemotingCommand]) -> RemotingCommand | None:
+        request, size = self._requests.pop(future, (None, 0))
+        self.bytes -= size
+        return request
+
+    def clear(self) -> None:
+        self._requests = {}
+        self.bytes = 0
+
+    def look_later(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` when they may have become smaller, if they are too large now."""
+        loop = asyncio.get_running_loop()
+        if self.too_large and (self._look is None or self._look.when() <= loop.time()):
+            self._look = loop.call_later(REQUESTS_LOOK_S, callback)
+
+    def _recount(self) -> None:
+        for future, (request, size) in self._requests.items():
+            if size and not request.ext and not len(request.body):
+                self._requests[future] = request, 0
+                self.bytes -= size
 
 
 class Unread:
@@ -86,7 +148,7 @@ class Unread:
 
     def count(self) -> None:
         """Counts what waits now, and ends connections while that is more than seven eighths of the bound."""
-        waiting = [(one.blocked_since, -size, one) for one in self.connections if (size := one.unsent_bytes)]
+        waiting = [(one.unread_since(), -size, one) for one in self.connections if (size := one.unsent_bytes)]
         total, most = self.reserved - sum(size for _, size, _ in waiting), self.bytes_max // 8 * 7
         if total > most:
             waiting.sort(key=lambda one: one[:2])
@@ -101,6 +163,28 @@ class Unread:
                 if total <= most:
                     break
         self.counted = total
+
+
+class Taken:
+    """What was written to a peer: how much of it the peer has taken, and when it last took some."""
+
+    __slots__ = ("_bytes", "_since", "_unread", "_written")
+
+    def __init__(self, unread: Unread, now_s: float) -> None:
+        self._unread = unread
+        self._written = self._bytes = 0
+        self._since = now_s
+
+    def wrote(self, size: int) -> None:
+        self._written += size
+        self._unread.add(size)
+
+    def since(self, waiting: int, now_s: float) -> float:
+        """When it was last seen to take some; `waiting` bytes of what was written are still here."""
+        taken = self._written - waiting
+        if taken > self._bytes:
+            self._bytes, self._since = taken, now_s
+        return self._since
 
 
 @dataclass(slots=True)
@@ -125,7 +209,8 @@ class _Line:
     def may_begin(self) -> bool:
         if not self.jobs:
             return False
-        return self.reserved == 0 or self.reserved + self.jobs[0].size <= ANSWERS_BYTES_MAX
+        owed = self.reserved + self.jobs[0].size
+        return self.reserved == 0 or owed + self.connection.unsent_bytes <= ANSWERS_BYTES_MAX
 
 
 class AnswerTurns:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from haservice.broker.pull import consumer_filters
 from haservice.broker.pull.bloom import BITS, bit_positions, murmur3_64
 from haservice.broker.pull.consumer_filters import DEAD_KEPT_MS, ConsumerFilters
 from haservice.persisted_file import PersistedFile
@@ -155,3 +156,39 @@ def test_bloom_positions_are_those_of_rocketmq() -> None:
     # The known sums of MurmurHash3 x64 128.
     assert murmur3_64(b"") == 0
     assert murmur3_64(b"The quick brown fox jumps over the lazy dog") == 0xE34BBC7BBC071B6C
+
+
+def test_of_a_file_with_too_many_filters_the_latest_are_taken(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        table.now_ms += 1000
+        table.hear(1, group=f"G{number}", T=f"a = {number}")
+    table.now_ms += 1000
+    table.filters.unregister("G5")
+    table.filters.persist()
+    monkeypatch.setattr(consumer_filters, "FILTERS_MAX", 3)
+    table.open()
+    assert [table.expression(group=f"G{number}") is not None for number in range(6)] == [
+        False, False, True, True, True, False,
+    ]  # fmt: skip
+    monkeypatch.setattr(consumer_filters, "FILTERS_CHARS_MAX", 12)
+    table.open()
+    assert [number for number in range(6) if table.expression(group=f"G{number}")] == [3, 4]
+
+
+def test_a_file_that_is_too_large_is_kept_aside_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "consumerFilter.json"
+    path.write_text(STOCK_FILE + " " * 1000)
+    stored = PersistedFile(path, bytes_max=900)
+    filters = ConsumerFilters(stored, lambda: STOCK_WRITTEN_MS)
+    filters.load()
+    assert filters.find("T", "G1") is None
+    assert stored.unfit == f"it has {len(STOCK_FILE.encode()) + 1000} bytes, at most 900 are read"
+    assert not path.exists()
+    assert path.with_name("consumerFilter.json.unfit").read_text().startswith(STOCK_FILE)
+    filters.register("G1", [SubscriptionData("T", "a = 1", "SQL92", 8)])
+    assert filters.persist()
+    again = ConsumerFilters(PersistedFile(path, bytes_max=900), lambda: STOCK_WRITTEN_MS)
+    again.load()
+    assert again.find("T", "G1") is not None

@@ -141,10 +141,12 @@ class Story:
         tags: str = "*",
         peer: Peer | None = None,
         below_mark: bool = False,
+        text: str = "",
     ) -> bool:
         key = ("T", queue)
 
         pull = StoryPull(self, name, peer or Peer(), key, wanted, tags)
+        pull.text, pull.text_bytes = text, len(text)
         pull.below_mark = below_mark
         return self.polling.hold(pull, seconds)
 
@@ -322,6 +324,26 @@ def test_one_connection_cannot_take_all_places(monkeypatch: pytest.MonkeyPatch) 
     greedy = Peer()
     assert [story.hold(f"{n}", peer=greedy) for n in range(3)] == [True, True, False]
     assert story.hold("other")
+
+
+def test_texts_of_held_pulls_are_bounded_and_count_once_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "PULL_BYTES", 1)
+    monkeypatch.setattr(long_polling, "HELD_BYTES_PER_CONNECTION_MAX", 105)
+    monkeypatch.setattr(long_polling, "HELD_BYTES_MAX", 170)
+    story, one, other = Story(), Peer(), Peer()
+
+    def holds(text: str, peer: Peer) -> bool:
+        return story.hold(f"{len(story.polling)}", peer=peer, text=text)
+
+    assert [holds(text, one) for text in ("t" * 60, "t" * 60, "t" * 60, "u" * 60, "v" * 40, "")] == [
+        *(True, True, True, False, True, True),
+    ]
+    assert [holds("t" * 60, other), holds("w" * 50, other), holds("x" * 30, other)] == [True, False, False]
+    held = story.polling._bytes
+    assert held.bytes == 166
+    story.arrive(1)
+    assert len(story.answers) == 6
+    assert (held.bytes, held._of, held._texts) == (0, {}, {})
 
 
 def test_a_closed_connection_takes_its_pulls_along() -> None:

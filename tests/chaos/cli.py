@@ -75,6 +75,11 @@ LAYERS = {
         450,
         "A wait, an effect, a thread or an answer breaks quietly in real brokers; a round is one of them.",
     ),
+    "strangers": Layer(
+        "tests.chaos.strangers",
+        48,
+        "A stranger of each kind beside a well-behaved sender: memory, CPU, the worst send; a round is one of them.",
+    ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),
     "timing": Layer("tests.chaos.timing", 3, "How soon it goes on after a fault; a round is one of each."),
     "fuzz": Layer(
@@ -255,7 +260,7 @@ def _command(name: str) -> click.Command:
 
 
 for _name in LAYERS:
-    if _name not in ("advice", "auto", "groups", "processes", "quiet"):
+    if _name not in ("advice", "auto", "groups", "processes", "quiet", "strangers"):
         main.add_command(_command(_name))
 
 
@@ -319,23 +324,48 @@ def advice(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
     _run_faults(context, "advice", list(TROUBLES), faults, only)
 
 
+def _only_texts(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a layer that plays all its rounds, or those whose name has a text."""
+    wrapped = click.pass_context(command)
+    for option in (
+        click.option("--faults", is_flag=True, help="Say what rounds there are."),
+        click.option(
+            "--only",
+            multiple=True,
+            metavar="TEXT",
+            help="Rounds whose name has this; more than once for several.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
 @main.command("quiet", help=LAYERS["quiet"].help + " (all of them, or --rounds so many)")
-@click.option("--faults", is_flag=True, help="Say what rounds there are.")
-@click.option(
-    "--only", multiple=True, metavar="TEXT", help="Rounds whose name has this; more than once for several."
-)
-@click.pass_context
+@_only_texts
 def quiet(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
     from tests.chaos.quiet import all_rounds
 
-    known = [str(one) for one in all_rounds(only)]
+    _run_named(context, "quiet", [str(one) for one in all_rounds(only)], faults, only)
+
+
+@main.command("strangers", help=LAYERS["strangers"].help + " (all of them, or --rounds so many)")
+@_only_texts
+def strangers(context: click.Context, only: tuple[str, ...], faults: bool) -> None:
+    from tests.chaos.strangers import all_rounds
+
+    _run_named(context, "strangers", [str(one) for one in all_rounds(only)], faults, only)
+
+
+def _run_named(
+    context: click.Context, layer: str, known: list[str], faults: bool, only: tuple[str, ...]
+) -> None:
     if not known:
         raise click.UsageError(f"no round has {' or '.join(only)} in its name; --faults says what there are")
     if faults:
         click.echo("\n".join(known))
         return
     context.obj = context.obj._replace(options={"only": only})
-    _run(context, ["quiet"])
+    _run(context, [layer])
 
 
 def _run_faults(

@@ -302,3 +302,17 @@ def test_a_store_of_a_group_with_other_members_is_refused_with_what_to_do(tmp_pa
         check_members(OSFiles(), tmp_path, ("n0", "n1", "n3"))
     (tmp_path / "members").unlink()
     check_members(OSFiles(), tmp_path, ("n0", "n1", "n3"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"n0": 1}', b'["n0", 7]', bytes(100), b"\xff\xfe"])
+def test_an_unfit_list_of_members_is_no_first_start(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "members"
+    path.write_bytes(content)
+    with pytest.raises(
+        StoreUnreadable, match=r"members: does not say what .*names the members .*remove this file"
+    ):
+        check_members(OSFiles(), tmp_path, ("n0", "n1"))
+    assert path.read_bytes() == content
+    path.unlink()
+    check_members(OSFiles(), tmp_path, ("n0", "n1"))
+    assert path.read_bytes() == b'["n0","n1"]\n'

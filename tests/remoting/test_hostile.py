@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -12,7 +13,9 @@ import threading
 import pytest
 
 from haservice.remoting import connection as connection_module
+from haservice.remoting import owed
 from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
 from haservice.remoting.frame import FRAME_BYTES_MAX
 from haservice.remoting.server import RemotingServer
 from tests.remoting.test_frame import LIES
@@ -126,6 +129,48 @@ def test_too_many_unanswered_requests_stop_the_reading(
         on_loop(server, served.futures[number].set_result, RemotingCommand(0, opaque=number, flag=1))
         assert peer.receive().opaque == number
         assert len(connection._unanswered) <= 10
+    assert peer.ask(ECHO).code == 0
+
+
+def test_too_large_unanswered_requests_stop_the_reading(
+    server: RemotingServer, served: Served, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owed, "REQUEST_BYTES_MAX", 100_000)
+    writer = threading.Thread(
+        target=peer.send,
+        args=[RemotingCommand(LATER, opaque=number, body=bytes(60_000)) for number in range(25)],
+    )
+    writer.start()
+    wait_until(lambda: len(served.futures) == 2)
+    (connection,) = wait_for_connection(server)
+    wait_until(lambda: on_loop(server, lambda: connection._held))
+    assert len(served.futures) == 2
+    assert 120_000 < server._unfinished.bytes < 300_000, "they count with what all connections hold"
+    for number in range(25):
+        wait_until(lambda number=number: len(served.futures) > number)  # type: ignore[misc]
+        on_loop(server, served.futures[number].set_result, RemotingCommand(0, opaque=number, flag=1))
+        assert peer.receive().opaque == number
+        assert connection._unanswered.bytes < 300_000
+    writer.join(PATIENCE_S)
+    assert peer.ask(ECHO).code == 0
+    wait_until(lambda: server._unfinished.bytes == 0)
+
+
+def test_requests_that_let_go_of_their_bytes_do_not_count(
+    server: RemotingServer, served: Served, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As held pulls do."""
+    monkeypatch.setattr(owed, "REQUEST_BYTES_MAX", 100_000)
+    take = served.later
+
+    def keep_nothing(connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
+        request.ext, request.body = {}, b""
+        return take(connection, request)
+
+    (connection,) = wait_for_connection(server)
+    monkeypatch.setitem(connection._dispatch.singles, LATER, keep_nothing)
+    peer.send(*(RemotingCommand(LATER, opaque=number, body=bytes(20_000)) for number in range(25)))
+    wait_until(lambda: len(served.futures) == 25)
     assert peer.ask(ECHO).code == 0
 
 

@@ -14,7 +14,7 @@ from haservice.remoting import connection as connection_module
 from haservice.remoting import owed
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.owed import ANSWER_BYTES, ANSWERS_BYTES_MAX, MAKING_MAX, AnswerTurns, Unread
+from haservice.remoting.owed import ANSWER_BYTES, ANSWERS_BYTES_MAX, MAKING_MAX, AnswerTurns, Taken, Unread
 from haservice.remoting.server import RemotingServer
 from tests.support.remoting import Peer, serving
 from tests.support.served import on_loop, wait_for_connection
@@ -30,13 +30,16 @@ class FakeConnection:
         self.congested = False
         self.awaited = 0
         self.unsent_bytes = 0
-        self.blocked_since = float("inf")
+        self.read_s = 0.0
         self.aborted = ""
         self.on_close: list[Callable[[Any], None]] = []
         self._drained: list[Callable[[], object]] = []
 
     def when_writable(self, callback: Callable[[], object]) -> None:
         self._drained.append(callback)
+
+    def unread_since(self) -> float:
+        return self.read_s
 
     def go_on_soon(self) -> None:
         pass
@@ -176,16 +179,16 @@ def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def connected(unread: Unread, *states: tuple[int, float]) -> list[FakeConnection]:
     made = []
-    for number, (unsent_bytes, blocked_since) in enumerate(states):
+    for number, (unsent_bytes, read_s) in enumerate(states):
         made.append(FakeConnection(f"peer-{number}"))
-        made[-1].unsent_bytes, made[-1].blocked_since = unsent_bytes, blocked_since
+        made[-1].unsent_bytes, made[-1].read_s = unsent_bytes, read_s
     unread.connections.update(made)  # type: ignore[arg-type]
     return made
 
 
 def test_those_that_have_read_nothing_for_longest_are_ended_first() -> None:
     unread = Unread(800)
-    peers = connected(unread, (200, 50.0), (200, 10.0), (300, float("inf")), (200, 20.0))
+    peers = connected(unread, (200, 50.0), (200, 10.0), (300, 99.0), (200, 20.0))
     unread.add(801)
     assert [bool(peer.aborted) for peer in peers] == [False, True, False, False]
     assert unread.counted == 700
@@ -194,19 +197,28 @@ def test_those_that_have_read_nothing_for_longest_are_ended_first() -> None:
 
 def test_of_those_that_read_a_little_the_largest_is_ended() -> None:
     unread = Unread(800)
-    peers = connected(unread, *((size, float("inf")) for size in (100, 300, 200, 250)))
+    peers = connected(unread, *((size, 99.0) for size in (100, 300, 200, 250)))
     unread.reserve(801)
     unread.reserve(-801)
     assert [bool(peer.aborted) for peer in peers] == [True, True, True, True]
     unread = Unread(800)
-    peers = connected(unread, *((size, float("inf")) for size in (100, 300, 200, 250)))
+    peers = connected(unread, *((size, 99.0) for size in (100, 300, 200, 250)))
     unread.add(801)
     assert [bool(peer.aborted) for peer in peers] == [False, True, False, False]
 
 
+def test_who_takes_a_little_is_known_by_what_it_takes() -> None:
+    taken = Taken(Unread(), 5.0)
+    taken.wrote(100)
+    assert taken.since(100, 6.0) == 5.0
+    assert taken.since(90, 7.0) == 7.0
+    taken.wrote(50)
+    assert [taken.since(140, 8.0), taken.since(140, 9.0), taken.since(139, 10.0)] == [7.0, 7.0, 10.0]
+
+
 def test_what_was_read_does_not_count() -> None:
     unread = Unread(800)
-    (peer,) = connected(unread, (0, float("inf")))
+    (peer,) = connected(unread, (0, 99.0))
     for _ in range(100):
         unread.add(100)
     assert not peer.aborted
@@ -270,3 +282,21 @@ def test_a_connection_that_ends_leaves_no_work(making: Making) -> None:
     wait_until(lambda: server.connections == 0)
     wait_until(lambda: on_loop(server, lambda: server._unread.reserved) == 0)
     assert making.made < 100
+
+
+def test_a_slow_reader_outlives_one_that_reads_nothing(making: Making) -> None:
+    """Though its buffer has been full for longer."""
+    server = making.server
+    assert server is not None
+    with Peer(server.ports[0]) as slow:
+        slow.send(*(RemotingCommand(ASK, opaque=number) for number in range(40)))
+        (first,) = wait_for_connection(server)
+        wait_until(lambda: first.congested)
+        with Peer(server.ports[0]) as deaf:
+            deaf.send(*(RemotingCommand(ASK, opaque=number) for number in range(40)))
+            wait_until(lambda: any(one.congested for one in server._connections - {first}))
+            (second,) = server._connections - {first}
+            before = on_loop(server, first.unread_since), on_loop(server, second.unread_since)
+            slow.receive()
+            wait_until(lambda: on_loop(server, first.unread_since) > before[0])
+            assert on_loop(server, second.unread_since) == before[1] < on_loop(server, first.unread_since)

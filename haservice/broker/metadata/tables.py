@@ -18,7 +18,7 @@ from haservice.broker.groups.subscription_groups import Groups
 from haservice.broker.metadata import unfit_files
 from haservice.broker.metadata.persistence import Persistence, by_version
 from haservice.broker.offsets.consumer_offsets import ConsumerOffsets
-from haservice.broker.pull.consumer_filters import ConsumerFilters
+from haservice.broker.pull.consumer_filters import FILE_BYTES_MAX, ConsumerFilters
 from haservice.broker.topics.readable import unlisted_topics
 from haservice.broker.topics.table import PERM_READ, PERM_WRITE, TopicsFull, TopicTable
 from haservice.configuration.settings import NodeConfig
@@ -66,7 +66,9 @@ class Tables:
         self.groups.load()
         self.delays = DelayOffsets(files[unfit_files.DELAYS])
         self.delays.load(None if is_slave else level_bounds(store.queues.get))
-        self.filters = ConsumerFilters(PersistedFile(directory / "consumerFilter.json"))
+        self.filters = ConsumerFilters(
+            PersistedFile(directory / "consumerFilter.json", bytes_max=FILE_BYTES_MAX)
+        )
         self.filters.load()
         self.awaited = unfit_files.settle(files, is_slave=is_slave, accepted=accept_empty)
         guarded = self.awaited.guarded

@@ -35,10 +35,13 @@ DEAD_KEPT_MS = 24 * 3600 * 1000
 DEAD_AT_LOAD_MS = 30_000
 # More than a broker's consumers have; a peer can make up names at no cost.
 FILTERS_MAX = 20_000
-# The same in characters of all expressions: compiled, one takes some 150 bytes for each.
-FILTERS_CHARS_MAX = 2 * 1024 * 1024
-# So many characters of compiled expressions are kept for those who ask with the same text again.
-KEPT_CHARS_MAX = 512 * 1024
+# The same in characters of all expressions: compiled, one takes up to 150 bytes for each.
+FILTERS_CHARS_MAX = 1024 * 1024
+# What so many filters take in the file; a larger one was written by a version without these bounds.
+FILE_BYTES_MAX = 64 * 1024 * 1024
+# So many characters of compiled expressions are kept for those who ask with the same text again, or those that were
+# compiled last.
+KEPT_CHARS_MAX = 64 * 1024
 # To compile so many characters takes less than to hand them to a work thread and back would delay others.
 SHORT_CHARS = 256
 
@@ -69,6 +72,8 @@ class Expressions:
                 self._made[expression] = one
             while self._chars > KEPT_CHARS_MAX:
                 oldest = next(iter(self._made))
+                if oldest in made:  # those who had these compiled ask for them next
+                    break
                 del self._made[oldest]
                 self._chars -= len(oldest)
 
@@ -259,21 +264,29 @@ class ConsumerFilters:
             if self._stored.unfit is not None:
                 self._stored.keep_unfit()  # the heartbeats of the groups bring all filters again
             return
-        dead_ms = self._clock_ms() - DEAD_AT_LOAD_MS
-        for topic in body.filter_data_by_topic.values():
-            for data in topic.group_filter_data.values():
-                self._put(
-                    ConsumerFilter(
-                        data.consumer_group,
-                        data.topic,
-                        data.expression,
-                        data.client_version,
-                        data.born_time,
-                        data.dead_time or max(dead_ms, data.born_time),
-                        _made(data.consumer_group, data.topic, data.expression, data.expression_type),
-                    )
+        dead_ms, left = self._clock_ms() - DEAD_AT_LOAD_MS, 0
+        for data in _latest_first(body):
+            if self._is_full(None, data.expression):
+                left += 1
+                continue
+            self._put(
+                ConsumerFilter(
+                    data.consumer_group,
+                    data.topic,
+                    data.expression,
+                    data.client_version,
+                    data.born_time,
+                    data.dead_time or max(dead_ms, data.born_time),
+                    _made(data.consumer_group, data.topic, data.expression, data.expression_type),
                 )
+            )
         logger.info("consumer filters loaded count=%d", self._count)
+        if left:
+            logger.warning(
+                "consumer filters left out, for there are too many; the heartbeats of their groups bring them again"
+                " count=%d path=%s",
+                *(left, self._stored.path),
+            )
 
     def persist(self) -> bool:
         """Writes the file if it differs, without filters dead for too long.  Blocks: not for the loop."""
@@ -300,6 +313,14 @@ class ConsumerFilters:
                 topics.setdefault(one.topic, {})[one.group] = _data(one)
         body = ConsumerFilterWrapper({topic: TopicFilters(topic, topics[topic]) for topic in sorted(topics)})
         return body.encode(pretty=True)
+
+
+def _latest_first(body: ConsumerFilterWrapper) -> list[ConsumerFilterData]:
+    """The filters of a file; those that nobody used when it was written, last."""
+    found = [
+        data for topic in body.filter_data_by_topic.values() for data in topic.group_filter_data.values()
+    ]
+    return sorted(found, key=lambda data: (not data.dead_time, data.dead_time, data.born_time), reverse=True)
 
 
 def _made(group: str, topic: str, expression: str, expression_type: str) -> SqlFilter | None:

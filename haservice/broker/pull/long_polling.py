@@ -40,6 +40,11 @@ QueueKey = tuple[str, int]
 HELD_MAX = 100_000
 # A process that consumes many topics holds one pull per queue and group on one connection.
 HELD_PER_CONNECTION_MAX = 10_000
+# What held pulls take, in bytes: each so much, and each text of a connection once, with the codes of its tags or its
+# expression as it is compiled.
+PULL_BYTES = 1200
+HELD_BYTES_PER_CONNECTION_MAX = 12 * 1024 * 1024
+HELD_BYTES_MAX = 160 * 1024 * 1024
 # No client asks for more than 30 s; a connection silent for 120 s is closed.
 HOLD_SECONDS_MAX = 100.0
 # Pulls that expire within the same tick share one timer.
@@ -93,14 +98,16 @@ class PullTimers(Protocol):
 class HeldPull:
     """One pull that waits.  `below_mark`: the queue has messages above the high-water mark, so it waits for
     the mark.  `judged_by`: equal for pulls of a queue that judge messages alike, their own
-    expression or their group; None without a selector.
+    expression or their group; None without a selector.  `text`: the subscription that it brought, and
+    `text_bytes` what that takes.
     Pulls that are judged look again only when they were `woken`.
 
     Nothing that a held pull refers to refers to it: it is freed when it is let go, without the collector.
     """
 
     __slots__ = (
-        "below_mark", "codes", "connection", "judged_by", "key", "overdue", "tick", "wanted", "woken",
+        "below_mark", "codes", "connection", "judged_by", "key", "overdue", "text", "text_bytes", "tick", "wanted",
+        "woken",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +117,11 @@ class HeldPull:
         wanted: int,
         codes: TagCodes,
         judged_by: tuple[str, str] | None = None,
+        text: str = "",
+        text_bytes: int = 0,
     ) -> None:
+        self.text = text
+        self.text_bytes = text_bytes
         self.connection = connection
         self.key = key
         self.wanted = wanted
@@ -135,6 +146,39 @@ class HeldPull:
         """Its connection has ended: nobody waits for an answer."""
 
 
+class HeldBytes:
+    """What held pulls take in memory, with the texts of their subscriptions."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._of: dict[PullingPeer, int] = {}
+        self._texts: dict[tuple[PullingPeer, str], int] = {}
+        """How many pulls of a connection have each text."""
+
+    def take(self, pull: HeldPull) -> bool:
+        """False if there is no room for one more."""
+        connection, text = pull.connection, (pull.connection, pull.text)
+        count, before = self._texts.get(text, 0), self._of.get(connection, 0)
+        size = PULL_BYTES if count else PULL_BYTES + pull.text_bytes
+        if before + size > HELD_BYTES_PER_CONNECTION_MAX or self.bytes + size > HELD_BYTES_MAX:
+            return False
+        self._texts[text], self._of[connection] = count + 1, before + size
+        self.bytes += size
+        return True
+
+    def give_back(self, pull: HeldPull) -> None:
+        connection, text = pull.connection, (pull.connection, pull.text)
+        size = PULL_BYTES
+        self._texts[text] -= 1
+        if not self._texts[text]:
+            del self._texts[text]
+            size += pull.text_bytes
+        self._of[connection] -= size
+        self.bytes -= size
+        if not self._of[connection]:
+            del self._of[connection]
+
+
 class LongPolling:
     """The pulls held by one broker, at most `held_max`."""
 
@@ -155,6 +199,7 @@ class LongPolling:
         self._queues: dict[QueueKey, set[HeldPull]] = {}
         self._connections: dict[PullingPeer, set[HeldPull]] = {}
         self._below_mark: set[HeldPull] = set()
+        self._bytes = HeldBytes()
         # Their peers do not read; they will say when they do.
         self._congested: set[PullingPeer] = set()
         # Deadlines, as a wheel: tick number → pulls, and the ticks in order.
@@ -180,6 +225,8 @@ class LongPolling:
         if self._count >= self._held_max or seconds <= 0 or pull.connection.closed:
             return False
         if len(self._connections.get(pull.connection, ())) >= HELD_PER_CONNECTION_MAX:
+            return False
+        if not self._bytes.take(pull):
             return False
         timers = self._timers
         if timers is None:
@@ -370,6 +417,7 @@ class LongPolling:
         if not waiting:
             del self._queues[pull.key]
         self._count -= 1
+        self._bytes.give_back(pull)
         self._below_mark.discard(pull)
         if pull.judged_by is not None:
             self._judge().remove(pull)

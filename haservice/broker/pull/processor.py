@@ -20,6 +20,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from sys import intern
+from weakref import WeakValueDictionary
 
 from commitlog.errors import BadEntry, CommitLogError
 from haservice.access.rules import Requester
@@ -69,6 +71,11 @@ logger = logging.getLogger(__name__)
 # The request's sysFlag.
 FLAG_COMMIT_OFFSET = 0x1
 FLAG_SUSPEND = 0x2
+
+# What the subscription of a held pull takes for each letter: tags of two letters, with their codes in a set; an
+# expression as it is compiled, which takes some more however short it is.
+TAG_BYTES, SQL_BYTES, SQL_BYTES_MIN = 32, 75, 1500
+_NO_EXT: dict[str, str] = {}
 
 # The answer to held pulls when the broker stops.
 STOPPING = "the broker is shutting down"
@@ -132,6 +139,8 @@ class PullProcessor:
         self._is_slave = config.role.is_slave
         self._rules = _rules_of(config)
         self._throttle = LogThrottle(WARN_AGAIN_S)
+        # Of the expressions that held pulls brought: equal ones have one.
+        self._selectors: WeakValueDictionary[str, Selector] = WeakValueDictionary()
         long_polling.judging = Judging(reader, judge, self._selector_of, long_polling.wake)
 
     def handlers(self) -> dict[int, Processor]:
@@ -282,7 +291,8 @@ class PullProcessor:
     async def _later(self, pull: _Pull, look: PullLook, decision: Decision) -> RemotingCommand:
         """Awaits what the decision asks for, and decides again."""
         if decision is PullStep.READ:
-            look = await self._make(pull.connection, self._load, look.scan)
+            scan = look.scan
+            look = await self._make(pull.connection, self._load, scan, size=scan.size_bytes)
         elif isinstance(decision, Mend):
             pull.mended, error = True, decision.error
             if await self._offload(self._mend, error.topic, error.queue_id, error.queue_offset):
@@ -328,14 +338,16 @@ class PullProcessor:
             seconds = header.suspend_timeout_millis / 1000
         else:
             seconds = self._config.short_polling_ms / 1000
+        _keep_once(header)
         key = (header.topic, header.queue_id)
         requester = self._recipients.requester(pull.connection, pull.command)
         judged_by = self._filters.judged_by(pull.selector, header)
+        if pull.selector is not None and judged_by is not None and not judged_by[1]:
+            pull.selector = self._selectors.setdefault(judged_by[0], pull.selector)
         held = _Held(self, pull, future, key, decision.wanted, judged_by, requester)
         held.below_mark = decision.below_mark
-        # A pull may be held for long: it keeps none of the bytes that came with it.
-        pull.command.ext = {}
-        pull.command.body = b""
+        # A pull may be held for long: it keeps none of the bytes that came with it but its subscription.
+        pull.command.ext, pull.command.body, pull.command.remark = _NO_EXT, b"", None
         return future if self._long_polling.hold(held, seconds) else None
 
     def _attempt_selected(self, pull: _Pull) -> Answer:
@@ -410,7 +422,9 @@ class _Held(HeldPull):
         judged_by: tuple[str, str] | None,
         requester: Requester | None,
     ) -> None:
-        super().__init__(pull.connection, key, wanted, pull.codes, judged_by)
+        text = pull.header.subscription or ""
+        takes = TAG_BYTES * len(text) if judged_by is None else SQL_BYTES_MIN + SQL_BYTES * len(text)
+        super().__init__(pull.connection, key, wanted, pull.codes, judged_by, text, takes)
         self.requester = requester
         self.processor = processor
         self.pull = pull
@@ -430,6 +444,13 @@ class _Held(HeldPull):
 def keeps_offset(config: BrokerConfig) -> bool:
     """Whether this broker never corrects a consumer's offset, because its master knows better."""
     return config.role.is_slave and not config.offset_check_in_slave
+
+
+def _keep_once(header: PullMessageHeader) -> None:
+    """The texts that many held pulls have in common are in memory once."""
+    header.topic, header.consumer_group = intern(header.topic), intern(header.consumer_group)
+    header.subscription = header.subscription and intern(header.subscription)
+    header.expression_type = header.expression_type and intern(header.expression_type)
 
 
 def _rules_of(config: BrokerConfig) -> PullRules:

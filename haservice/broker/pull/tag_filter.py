@@ -16,6 +16,8 @@ SQL92 = "SQL92"
 ALL = "*"
 # A longer expression is refused: it is parsed on the loop, and kept while its pull is held.
 EXPRESSION_CHARS_MAX = 8192
+# Codes of longer ones are not kept for who asks next: a thousand of the longest would have 400 MB.
+KEPT_CHARS_MAX = 256
 
 # The codes that a filter lets through; None lets everything through.
 TagCodes = frozenset[int] | None
@@ -25,9 +27,14 @@ class ExpressionFault(ValueError):
     """An expression that names no tag, or is too long to parse."""
 
 
-@lru_cache(maxsize=1024)
 def tag_codes(expression: str) -> TagCodes:
     """The hashes of the tags that `expression` names, None for all.  Raises ExpressionFault."""
+    if len(expression) > KEPT_CHARS_MAX:
+        return _tag_codes(expression)
+    return _kept_tag_codes(expression)
+
+
+def _tag_codes(expression: str) -> TagCodes:
     if expression in ("", ALL):
         return None
     if len(expression) > EXPRESSION_CHARS_MAX:
@@ -36,6 +43,9 @@ def tag_codes(expression: str) -> TagCodes:
     if not tags:
         raise ExpressionFault(f"{expression!r} names no tag")
     return frozenset(map(java_hash, tags))
+
+
+_kept_tag_codes = lru_cache(maxsize=1024)(_tag_codes)
 
 
 def lets_through(codes: TagCodes, tags_code: int) -> bool:

@@ -148,7 +148,9 @@ def _record(written: _Written) -> WholeRecord:
 
 
 def check_members(files: Files, directory: Path, ids: Collection[str]) -> None:
-    """Notes who is in the group.  Raises StoreUnreadable if the store was that of a group of others, OSError."""
+    """Notes who is in the group.  Raises StoreUnreadable if the store was that of a group of others, or if nobody
+    can say whose it was; OSError.
+    """
     path = directory / "members"
     try:
         content = read_file(files, path)
@@ -156,8 +158,11 @@ def check_members(files: Files, directory: Path, ids: Collection[str]) -> None:
     except OSError as error:
         raise StoreUnreadable(path, error.strerror or str(error)) from error
     except ValueError as error:
-        logger.warning("file is unfit and is written anew path=%s reason=%s", path, error)
-        known = None
+        raise StoreUnreadable(
+            path,
+            f"does not say what members the group had: {error}.  If dLegerPeers names the members of before, "
+            f"{', '.join(sorted(ids))}, remove this file and start again; if not, write the old ids back first",
+        ) from error
     if known is None:
         try:
             replace_file(files, path, typed_json.encode(sorted(ids)) + b"\n")
