@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
+# Where in the sources of Python an error came up.
+_PLACE = re.compile(r" *\(_ssl\.c:\d+\)$")
+
 # ASN.1: what a certificate's fields begin with.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
@@ -181,7 +184,7 @@ def reason(error: OSError) -> str:
         return f"the peer's certificate is not trusted: {error.verify_message}" + (f" ({why})" if why else "")
     if not isinstance(error, ssl.SSLError):
         return str(error) or "the peer hung up"
-    text = (error.reason or str(error)).replace("_", " ").lower()
+    text = (error.reason or _PLACE.sub("", str(error.args[-1]))).replace("_", " ").lower()
     _, alert, said = text.partition(" alert ")
     return f"the peer says: {said}" if alert else text
 

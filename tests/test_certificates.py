@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import ssl
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -12,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from haservice.certificates import CertificateFile, Dated, RenewedCertificates, Validity, not_valid_now
+from haservice.certificates import (
+    CertificateFile,
+    Dated,
+    RenewedCertificates,
+    Validity,
+    not_valid_now,
+    reason,
+)
 from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.remoting.tls import ServerTls
 from tests.support.certificates import certificates, signed
@@ -201,3 +209,13 @@ def test_the_same_roots_have_the_same_digest_in_any_order(tmp_path: Path) -> Non
 
     assert digest(made.root, made.stranger) == digest(made.stranger, made.root, made.root)
     assert digest(made.root) != digest(made.root, made.stranger)
+
+
+def test_why_a_handshake_failed_is_told_without_a_place_in_the_sources() -> None:
+    ended = ssl.SSLError(8, "TLS/SSL connection has been closed (EOF) (_ssl.c:1006)")
+    assert reason(ended) == "tls/ssl connection has been closed (eof)"
+    assert reason(ssl.SSLZeroReturnError(6, "the end (_ssl.c:2427)")) == "the end"
+    assert (
+        reason(ConnectionResetError(104, "Connection reset by peer"))
+        == "[Errno 104] Connection reset by peer"
+    )
