@@ -6,6 +6,7 @@ Errors name the key and the path.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import ssl
@@ -19,9 +20,14 @@ from typing import Generic, NamedTuple, TypeVar
 from haservice.errors import ConfigError
 from haservice.watched_files import Renewed
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+# Where in the sources of Python an error came up.
+_PLACE = re.compile(r" *\(_ssl\.c:\d+\)$")
 
 # ASN.1: what a certificate's fields begin with.
 _VERSION, _UTC_TIME = 0xA0, 0x17
@@ -58,43 +64,58 @@ class CertificateFile(NamedTuple):
     path: Path
     roots: bool = False
 
-    def validities(self) -> list[Validity]:
-        """Of the certificates that count; none if the file holds none that can be read."""
+    def read(self) -> Dated:
+        """Empty if it cannot be read or holds no certificate."""
         try:
-            found = list(_validities(self.path.read_text(errors="replace")))
+            pems = _PEM.findall(self.path.read_text(errors="replace"))
         except OSError:
-            return []
-        return found if self.roots else found[:1]
+            return Dated([], "")
+        found = list(_validities(pems))
+        return Dated(found if self.roots else found[:1], _digest(pems) if self.roots else "")
 
 
-# Of files, by their keys, when their certificates are valid.
-_Dates = Mapping[str, Sequence[Validity]]
+class Dated(NamedTuple):
+    """What is told of a file's certificates, from one reading."""
+
+    validities: list[Validity]
+    """Of those that count."""
+    digest: str
+    """Of a file of roots: the same certificates, in any order, have the same.  Else "", as if it cannot be told."""
 
 
-def check_dates(files: Iterable[CertificateFile], source: str, in_force: _Dates | None = None) -> None:
-    """Raises ConfigError for the first file of which nothing is valid now.
-
-    Where what is `in_force` of a file is not valid either, there is nothing to keep.
-    """
+def not_valid_now(
+    files: Iterable[CertificateFile], found: Mapping[str, Dated], source: str
+) -> list[ConfigError]:
+    """An error for each file of which no certificate is valid now; `found` is by keys."""
     now_s = time.time()
+    errors = []
     for file in files:
-        found = file.validities()
-        if not found or any(one.holds(now_s) for one in found):
-            continue
-        if in_force is not None and not any(one.holds(now_s) for one in in_force.get(file.key, ())):
-            continue
-        last = _last(found)
-        when = f"since {_day(last.until)} no more" if last.until < now_s else f"from {_day(last.since)} on"
-        raise ConfigError(source, 0, file.key, f"not valid now: {when}", str(file.path))
+        dates = found[file.key].validities
+        if dates and not any(one.holds(now_s) for one in dates):
+            last = _last(dates)
+            when = (
+                f"since {_day(last.until)} no more" if last.until < now_s else f"from {_day(last.since)} on"
+            )
+            errors.append(ConfigError(source, 0, file.key, f"not valid now: {when}", str(file.path)))
+    return errors
 
 
 def _last(found: Sequence[Validity]) -> Validity:
     return max(found, key=lambda one: one.until)
 
 
+def _together(found: Sequence[Validity]) -> Validity:
+    """A root that begins later is no reason to say that there is none."""
+    now_s, last = time.time(), _last(found)
+    since = min((one.since for one in found if one.holds(now_s)), default=last.since)
+    return Validity(since, last.until)
+
+
 class RenewedCertificates(Generic[T]):
-    """What is made from certificates, and made anew when their files change; one that is not valid takes no
-    good one's place.
+    """What is made from certificates, and made anew when their files change.
+
+    One that is not valid now takes no good one's place.  At the start, or in the place of another such, it counts
+    all the same, with an ERROR: peers that do not ask for dates, as RocketMQ's clients, go on being served.
     """
 
     def __init__(
@@ -107,17 +128,25 @@ class RenewedCertificates(Generic[T]):
     ) -> None:
         """`key` is the private key's file.  Raises ConfigError as `make` does."""
 
-        def make_all() -> tuple[T, _Dates, dict[str, str]]:
-            return make(), {file.key: file.validities() for file in files}, _digests(files)
+        def make_all() -> tuple[T, dict[str, Dated]]:
+            return make(), {file.key: file.read() for file in files}
 
-        self._renewed = Renewed(
-            what,
-            [*(file.path for file in files), key],
-            make_all,
-            lambda: check_dates(files, source, self._renewed.value[1]),
-            secret=key,
-        )
+        self.what = what
+        self._files, self._source = files, source
+        paths = [*(file.path for file in files), key]
+        self._renewed = Renewed(what, paths, make_all, self._check, secret=key)
         self.poll = self._renewed.poll
+        self.read_again = self._renewed.read_again
+
+    def _check(self, made: tuple[T, dict[str, Dated]], in_force: tuple[T, dict[str, Dated]] | None) -> None:
+        worse = not_valid_now(self._files, made[1], self._source)
+        if in_force is not None:
+            as_bad = {error.key for error in not_valid_now(self._files, in_force[1], self._source)}
+            for error in worse:
+                if error.key not in as_bad:
+                    raise error
+        for error in worse:
+            logger.error("%s is in force all the same, for there is no other: %s", self.what, error)
 
     @property
     def made(self) -> T:
@@ -125,13 +154,15 @@ class RenewedCertificates(Generic[T]):
 
     @property
     def validities(self) -> dict[str, Validity]:
-        """When those in force are valid, by their files' keys; of roots the one that lasts longest."""
-        return {key: _last(found) for key, found in self._renewed.value[1].items() if found}
+        """When those in force are valid, by their files' keys; of roots until the last of them ends."""
+        return {
+            key: _together(one.validities) for key, one in self._renewed.value[1].items() if one.validities
+        }
 
     @property
     def root_digests(self) -> Mapping[str, str]:
-        """What the files of roots in force come to, by their keys: the same certificates have the same."""
-        return self._renewed.value[2]
+        """What the files of roots in force come to, by their keys."""
+        return {key: one.digest for key, one in self._renewed.value[1].items() if one.digest}
 
     @property
     def trouble(self) -> str:
@@ -139,15 +170,11 @@ class RenewedCertificates(Generic[T]):
         return self._renewed.trouble
 
 
-def _digests(files: Iterable[CertificateFile]) -> dict[str, str]:
-    found = {}
-    for file in files:
-        if file.roots:
-            with suppress(OSError, ValueError):
-                pems = _PEM.findall(file.path.read_text(errors="replace"))
-                ders = sorted({ssl.PEM_cert_to_DER_cert(pem) for pem in pems})
-                found[file.key] = hashlib.sha256(b"".join(ders)).hexdigest()[:16]
-    return found
+def _digest(pems: Iterable[str]) -> str:
+    with suppress(ValueError):
+        ders = sorted({ssl.PEM_cert_to_DER_cert(pem) for pem in pems})
+        return hashlib.sha256(b"".join(ders)).hexdigest()[:16]
+    return ""
 
 
 def reason(error: OSError) -> str:
@@ -157,7 +184,7 @@ def reason(error: OSError) -> str:
         return f"the peer's certificate is not trusted: {error.verify_message}" + (f" ({why})" if why else "")
     if not isinstance(error, ssl.SSLError):
         return str(error) or "the peer hung up"
-    text = (error.reason or str(error)).replace("_", " ").lower()
+    text = (error.reason or _PLACE.sub("", str(error.args[-1]))).replace("_", " ").lower()
     _, alert, said = text.partition(" alert ")
     return f"the peer says: {said}" if alert else text
 
@@ -166,8 +193,8 @@ def _day(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _validities(text: str) -> Iterator[Validity]:
-    for pem in _PEM.findall(text):
+def _validities(pems: Iterable[str]) -> Iterator[Validity]:
+    for pem in pems:
         try:
             yield _validity(ssl.PEM_cert_to_DER_cert(pem))
         except (ValueError, IndexError, StopIteration):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
+import ssl
 import subprocess
 import time
 from datetime import UTC, datetime
@@ -11,9 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from haservice.certificates import CertificateFile, RenewedCertificates, Validity, check_dates
+from haservice.certificates import (
+    CertificateFile,
+    Dated,
+    RenewedCertificates,
+    Validity,
+    not_valid_now,
+    reason,
+)
 from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
-from haservice.errors import ConfigError
 from haservice.remoting.tls import ServerTls
 from tests.support.certificates import certificates, signed
 
@@ -33,26 +41,34 @@ def of_openssl(path: Path) -> Validity:
 @pytest.mark.parametrize("days", [2, -1, 40_000])
 def test_dates_are_those_that_openssl_tells(days: int) -> None:
     cert, _ = signed("dated", days)
-    assert CertificateFile("key", cert).validities() == [of_openssl(cert)]
+    assert CertificateFile("key", cert).read().validities == [of_openssl(cert)]
 
 
 def test_a_chain_is_valid_as_long_as_its_first_and_roots_as_long_as_any(tmp_path: Path) -> None:
     lasting, over = signed("lasting", 30)[0], signed("over", -1)[0]
     both = tmp_path / "both.pem"
     both.write_text("a text before\n" + over.read_text() + lasting.read_text())
-    assert CertificateFile("key", both).validities() == [of_openssl(over)]
-    assert CertificateFile("key", both, roots=True).validities() == [of_openssl(over), of_openssl(lasting)]
-    check_dates([CertificateFile("key", both, roots=True)], "file")
-    with pytest.raises(ConfigError, match=r"file: key=.*both.pem: not valid now: since 20.* UTC no more"):
-        check_dates([CertificateFile("key", both)], "file")
+    assert CertificateFile("key", both).read().validities == [of_openssl(over)]
+    assert CertificateFile("key", both, roots=True).read().validities == [
+        of_openssl(over),
+        of_openssl(lasting),
+    ]
+    assert not told(CertificateFile("key", both, roots=True))
+    assert re.match(
+        r"file: key=.*both.pem: not valid now: since 20.* UTC no more", told(CertificateFile("key", both))
+    )
+
+
+def told(file: CertificateFile) -> str:
+    return "".join(map(str, not_valid_now([file], {file.key: file.read()}, "file")))
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"])
 def test_what_is_no_certificate_has_no_dates(tmp_path: Path, text: str) -> None:
     path = tmp_path / "none.pem"
     path.write_text(text)
-    assert CertificateFile("key", path).validities() == []
-    assert CertificateFile("key", tmp_path / "missing.pem").validities() == []
+    assert CertificateFile("key", path).read().validities == []
+    assert CertificateFile("key", tmp_path / "missing.pem").read().validities == []
 
 
 def test_a_certificate_that_has_expired_takes_no_good_ones_place(
@@ -78,16 +94,70 @@ def test_a_certificate_that_has_expired_takes_no_good_ones_place(
     assert renewed.trouble == ""
 
 
-def test_a_root_that_begins_later_does_not_spoil_the_one_that_counts_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_root_that_begins_later_does_not_spoil_the_one_that_counts_now() -> None:
     now_s = time.time()
-    dates = {"roots.pem": [Validity(0, now_s + 60), Validity(now_s + 30, now_s + 900)]}
-    dates["later.pem"] = dates["roots.pem"][1:]
-    monkeypatch.setattr(CertificateFile, "validities", lambda file: dates[file.path.name])
-    check_dates([CertificateFile("trust", Path("roots.pem"), roots=True)], "file")
-    with pytest.raises(ConfigError, match=r"trust=later.pem: not valid now: from 20.* UTC on"):
-        check_dates([CertificateFile("trust", Path("later.pem"), roots=True)], "file")
+    both = [Validity(0, now_s + 60), Validity(now_s + 30, now_s + 900)]
+    file = CertificateFile("trust", Path("roots.pem"), roots=True)
+    assert not not_valid_now([file], {"trust": Dated(both, "")}, "file")
+    (error,) = not_valid_now([file], {"trust": Dated(both[1:], "")}, "file")
+    assert re.match(r"file: trust=roots.pem: not valid now: from 20.* UTC on", str(error))
+
+
+def test_a_start_with_a_certificate_that_has_expired_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And so it is when another such takes its place; a good one ends it."""
+    path = tmp_path / "cert.pem"
+    shutil.copy(signed("gone", -1)[0], path)
+    renewed = RenewedCertificates("certificate", [CertificateFile("key", path)], None, path.read_text, "file")
+    assert "certificate is in force all the same, for there is no other: file: key=" in caplog.text
+    assert renewed.validities["key"].until < time.time()
+    caplog.clear()
+    shutil.copy(signed("gone too", -1)[0], path)
+    assert renewed.read_again()
+    assert caplog.text.count("in force all the same") == 1
+    caplog.clear()
+    shutil.copy(signed("good", 30)[0], path)
+    assert renewed.read_again()
+    assert "in force all the same" not in caplog.text
+
+
+def test_files_that_change_while_they_are_read_do_not_count_yet(tmp_path: Path) -> None:
+    """Else the dates of one could stand beside the certificate of the other."""
+    path, other = tmp_path / "cert.pem", signed("other", 40)[0]
+    shutil.copy(signed("good", 30)[0], path)
+    replaced = [False]
+
+    def make() -> str:
+        text = path.read_text()
+        if not replaced[0]:
+            replaced[0] = True
+            path.unlink()
+            shutil.copy(other, path)
+        return text
+
+    renewed = RenewedCertificates("certificate", [CertificateFile("key", path)], None, make, "file")
+    assert (renewed.made, renewed.validities["key"]) == (other.read_text(), of_openssl(other))
+    shutil.copy(signed("good", 30)[0], path)
+    replaced[0] = False
+    for _ in range(2):
+        renewed.poll()
+    assert (renewed.made, renewed.validities["key"]) == (other.read_text(), of_openssl(other))
+    path.write_text(signed("better", 50)[0].read_text())
+    for _ in range(2):
+        renewed.poll()
+    assert (renewed.made, renewed.trouble) == (path.read_text(), "")
+
+
+def test_the_dates_of_roots_reach_until_the_last_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.time()
+    found = [Validity(5, now_s + 60), Validity(now_s + 30, now_s + 900)]
+    monkeypatch.setattr(CertificateFile, "read", lambda _: Dated(found, ""))
+    file = CertificateFile("trust", Path("roots.pem"), roots=True)
+    renewed = RenewedCertificates("roots", [file], None, lambda: None, "file")
+    assert renewed.validities == {"trust": Validity(5, now_s + 900)}
+    del found[0]
+    assert renewed.validities == {"trust": found[0]}
 
 
 def test_a_file_that_is_over_already_does_not_keep_the_others_from_being_renewed(tmp_path: Path) -> None:
@@ -139,3 +209,13 @@ def test_the_same_roots_have_the_same_digest_in_any_order(tmp_path: Path) -> Non
 
     assert digest(made.root, made.stranger) == digest(made.stranger, made.root, made.root)
     assert digest(made.root) != digest(made.root, made.stranger)
+
+
+def test_why_a_handshake_failed_is_told_without_a_place_in_the_sources() -> None:
+    ended = ssl.SSLError(8, "TLS/SSL connection has been closed (EOF) (_ssl.c:1006)")
+    assert reason(ended) == "tls/ssl connection has been closed (eof)"
+    assert reason(ssl.SSLZeroReturnError(6, "the end (_ssl.c:2427)")) == "the end"
+    assert (
+        reason(ConnectionResetError(104, "Connection reset by peer"))
+        == "[Errno 104] Connection reset by peer"
+    )

@@ -29,7 +29,9 @@ class OwnKeys:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError."""
         self._renewed = Renewed("own key (aclCredentialsFile)", [path], lambda: read_keys(path), secret=path)
+        self.what = self._renewed.what
         self.poll = self._renewed.poll
+        self.read_again = self._renewed.read_again
 
     @property
     def trouble(self) -> str:

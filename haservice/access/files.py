@@ -68,6 +68,8 @@ class _Whole(NamedTuple):
 class AclFiles:
     """The rules in force, in `rules`, and their files.  All methods block; any thread may call them."""
 
+    what = "access control"
+
     def __init__(self, main: Path, key: str = "aclFile", clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self.main = main
         self.rules = AccessRules()
@@ -90,21 +92,29 @@ class AclFiles:
 
     def poll(self) -> None:
         """Reads the files again when they have changed; never raises."""
+        self._read_changed(at_once=False)
+
+    def read_again(self) -> bool:
+        """As poll, without waiting for the files to come to rest.  Whether new rules are in force."""
+        return self._read_changed(at_once=True)
+
+    def _read_changed(self, at_once: bool) -> bool:
         with self._lock:
             try:
-                look = self._watched.changed()
+                look = self._watched.changed(at_once)
             except OSError as error:
                 self._complain(f"{self.main.parent}: cannot be looked through: {error.strerror or error}")
-                return
+                return False
             if look is None:
-                return
+                return False
             try:
                 self._load(look)
             except (ConfigError, OSError) as error:
                 self._watched.refused()
                 self._complain(str(error))
-                return
+                return False
             logger.info("access control read again accounts=%d", len(self.rules.accounts))
+            return True
 
     def versions(self) -> dict[str, FileVersion]:
         """Path → version of every file that was read."""

@@ -91,6 +91,9 @@ class Node(Protocol):
     def reload(self) -> ConfigChange:
         """Takes what its file says by now.  Raises ConfigError; nothing has changed then."""
 
+    def read_files_again(self) -> str:
+        """Accounts, keys and certificates; says what was read, and what is not in force."""
+
     def successor(self) -> Node | None:
         """The node that follows in this process after this one has stopped; None if there is none."""
 
@@ -237,13 +240,13 @@ def reload(node: Node, open_logs: Callable[[], None]) -> None:
     try:
         open_logs()
         change = node.reload()
+        logger.info(
+            "logs opened anew, configuration read again file=%s in_force_now=%s at_next_start=%s",
+            *(change.path, ",".join(change.live) or "-", ",".join(change.later) or "-"),
+        )
     except (HAServiceError, OSError) as error:
         logger.error("not all was read again, and stays as it was reason=%s", explain(error))
-        return
-    logger.info(
-        "logs opened anew, configuration read again file=%s in_force_now=%s at_next_start=%s",
-        *(change.path, ",".join(change.live) or "-", ",".join(change.later) or "-"),
-    )
+    logger.info("accounts, keys and certificates looked at again %s", node.read_files_again())
 
 
 class Patience:

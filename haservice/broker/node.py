@@ -56,6 +56,7 @@ from haservice.configuration.live_settings import ConfigChange
 from haservice.configuration.settings import NodeConfig
 from haservice.deadline import Deadline
 from haservice.supervisor import Supervisor, ThreadEnded
+from haservice.watched_files import read_again
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +205,10 @@ class BrokerNode:
         if change.live:
             self.parts.server.call_soon(live.apply, change)
         return change
+
+    def read_files_again(self) -> str:
+        """Accounts, keys and certificates, at once; says what was read.  Waits for the disk."""
+        return read_again(self.parts.security.watched())
 
     def successor(self) -> BrokerNode | None:
         """The node to start in this process once this one has stopped; None if there is none."""

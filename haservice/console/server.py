@@ -13,12 +13,11 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from haservice.certificates import load_chain
+from haservice.certificates import CertificateFile, RenewedCertificates, load_chain
 from haservice.console.app import application
 from haservice.console.console import Console
 from haservice.console.settings import ConsoleSettings
@@ -28,6 +27,7 @@ from haservice.printable import escaped
 from haservice.remoting.server import bind_port
 from haservice.remoting.workers import end_without_hung_work
 from haservice.terminal.output import shown_addr
+from haservice.watched_files import read_again
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ class BoundedProtocol(H11Protocol):
 
 def run(settings: ConsoleSettings, open_logs: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM or Ctrl-C.  SIGHUP opens logs and reads the certificate anew.  Raises ConfigError."""
-    context = _context(settings)
+    own = _certificate(settings)
+    context = None if own is None else _newest(own)
     listening = bind(settings)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else each stranger writes lines
     config = uvicorn.Config(
@@ -126,15 +127,16 @@ def run(settings: ConsoleSettings, open_logs: Callable[[], None] = lambda: None)
         ssl_context_factory=None if context is None else lambda _, __: context,
     )
 
+    watched = [
+        one for one in (own, None if settings.tls is None else settings.tls.renewed) if one is not None
+    ]
+
     def again(*_: object) -> None:
         try:
             open_logs()
-            if context is not None:
-                _load(context, settings)
         except (ConfigError, OSError) as error:
-            logger.error("not all was read again, and stays as it was reason=%s", error)
-            return
-        logger.info("logs opened anew, certificate read again")
+            logger.error("logs were not opened anew, and stay as they were reason=%s", error)
+        logger.info("logs opened anew, certificates looked at again %s", read_again(watched))
 
     signal.signal(signal.SIGHUP, again)
     scheme = "https" if context is not None else "http"
@@ -163,16 +165,29 @@ def bind(settings: ConsoleSettings) -> socket.socket:
     return bind_port(settings.host, settings.port, BACKLOG, refused)
 
 
-def _context(settings: ConsoleSettings) -> ssl.SSLContext | None:
-    if settings.cert is None:
+def _certificate(settings: ConsoleSettings) -> RenewedCertificates[ssl.SSLContext] | None:
+    """What the console shows.  Raises ConfigError."""
+    cert = settings.cert
+    if cert is None:
         return None
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load_chain(context, ("--cert", "--key"), cert, settings.key or cert, None, SOURCE)
+        return context
+
+    files = [CertificateFile("--cert", cert)]
+    return RenewedCertificates("certificate of the console", files, settings.key, make, SOURCE)
+
+
+def _newest(own: RenewedCertificates[ssl.SSLContext]) -> ssl.SSLContext:
+    """A context that each connection leaves for the one in force: uvicorn takes no other while it runs."""
+
+    def to_newest(connection: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+        connection.context = own.made
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load(context, settings)
+    context.sni_callback = to_newest
     return context
-
-
-def _load(context: ssl.SSLContext, settings: ConsoleSettings) -> None:
-    cert: Path | None = settings.cert
-    assert cert is not None
-    load_chain(context, ("--cert", "--key"), cert, settings.key or cert, None, SOURCE)

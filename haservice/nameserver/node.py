@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from haservice import __version__
-from haservice.access.files import rules_files
+from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
+from haservice.certificates import RenewedCertificates
 from haservice.configuration.live_settings import ConfigChange, LiveSettings, file_of
 from haservice.configuration.settings import EXPIRE_MS, ROUTES, NameserverConfig
 from haservice.deadline import Deadline
@@ -24,6 +26,7 @@ from haservice.remoting.headers.config import ConfigProcessor
 from haservice.remoting.server import Listener, RemotingServer
 from haservice.remoting.tls import server_tls
 from haservice.supervisor import Supervisor, ThreadEnded
+from haservice.watched_files import read_again
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +138,14 @@ class NameserverNode:
             self._server.call_soon(self._live.apply, change)
         return change
 
+    def read_files_again(self) -> str:
+        """Accounts and certificates, at once; says what was read.  Waits for the disk."""
+        return read_again(self._watched())
+
+    def _watched(self) -> list[AclFiles | RenewedCertificates[Any]]:
+        parts = (self._acl, None if self._tls is None else self._tls.renewed)
+        return [part for part in parts if part is not None]
+
     def successor(self) -> None:
         """Nobody."""
 
@@ -152,6 +163,5 @@ class NameserverNode:
             self._brokers.expire()
         else:  # this process stood still: what brokers said meanwhile is not read yet
             self._was_late = True
-        for watched in (self._acl, self._tls):
-            if watched is not None:
-                self._server.offload_quietly(watched.poll)
+        for watched in self._watched():
+            self._server.offload_quietly(watched.poll)

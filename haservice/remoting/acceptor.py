@@ -176,8 +176,8 @@ class Acceptor:
         sock.close()
 
     def _complain(self, peer: tuple[str, int], why: str) -> None:
-        """Logs one line for an address now and then; each of its connections at DEBUG."""
-        level = logging.WARNING if self._complaints.ready(peer[0]) else logging.DEBUG
+        """Logs one line for a cause and an address now and then, so that none hides another; each at DEBUG."""
+        level = logging.WARNING if self._complaints.ready((peer[0], why)) else logging.DEBUG
         logger.log(level, "closing peer=%s:%s: %s", *peer, why)
 
     def _rest(self, reason: str) -> None:

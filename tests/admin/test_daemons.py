@@ -203,6 +203,9 @@ class FakeNode:
     def reload(self) -> ConfigChange:
         raise AssertionError("nobody asked for it")
 
+    def read_files_again(self) -> str:
+        raise AssertionError("nobody asked for it")
+
     def successor(self) -> FakeNode | None:
         self.calls.append("successor")
         return self._after

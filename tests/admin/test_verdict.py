@@ -392,7 +392,21 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "a certificate that has expired": (
         [master(link(), info={"certificateEnds": "tls.client.trustCertPath=5"}), slave()],
         Severity.CRITICAL,
-        "CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath",
+        f"CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath, {NOW_MS // 86_400_000} days ago",
+    ),
+    "a certificate that is not valid yet": (
+        [
+            master(
+                link(),
+                info={
+                    "certificateBegins": f"tls.server.certPath={NOW_MS // 1000 + 3 * 3600}",
+                    "certificateEnds": f"tls.server.certPath={NOW_MS // 1000 + 90 * 86400}",
+                },
+            ),
+            slave(),
+        ],
+        Severity.CRITICAL,
+        "CERTIFICATE IS NOT VALID YET, 10.0.0.1:10911: tls.server.certPath, valid in 3 hours",
     ),
     "accounts that differ": (
         [master(link(), info={"accountsDigest": "11"}), slave(info={"accountsDigest": "22"})],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 from haservice.admin.calls import MQAdmin
 from haservice.devtools.pair import Process, ScratchPair
 from tests.cluster.support import numbered, send_ok
+from tests.support.certificates import signed
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -145,6 +148,44 @@ def test_a_service_opens_its_logs_anew_and_reads_its_file_again(
     )
     send_ok(pair.master_addr, numbered(0, 20))
     assert [names.stop(), master.popen.poll()] == [0, None]
+
+
+@pytest.mark.usefixtures("hangups_told", "services")
+def test_a_signal_tells_which_keys_and_certificates_were_read_and_which_are_no_good(
+    make_pair: Callable[..., ScratchPair],
+) -> None:
+    """Also if the properties file is refused."""
+    pair = make_pair("ASYNC_MASTER")
+    rules, keys, cert = (pair.root / name for name in ("plain_acl.yml", "keys.yml", "cert.pem"))
+    account = "accessKey: {0}-key\nsecretKey: a secret of {0}\n"
+    rules.write_text("accounts:\n- {accessKey: first-key, secretKey: a secret of first, admin: true}\n")
+    keys.write_text(account.format("first"))
+    over, key = signed("over", -1)
+    shutil.copy(over, cert)
+    pair.start_nameserver()
+    master = pair.start_master(
+        **{
+            "aclEnable": "true",
+            "aclFile": str(rules),
+            "aclCredentialsFile": str(keys),
+            "tls.server.certPath": str(cert),
+            "tls.server.keyPath": str(key),
+        }
+    )
+    assert "certificate is in force all the same, for there is no other" in master.output()
+    assert "tls.server.certPath=" in master.output()
+
+    keys.write_text(account.format("second"))
+    add(rules, "- {accessKey: second-key, secretKey: a secret of second, admin: yes, no\n")
+    add(pair.root / "broker-a.properties", "fileReservedTime=soon\n")
+    master.popen.send_signal(signal.SIGHUP)
+    wait_until(lambda: "looked at again" in master.output(), "it tells of the files")
+    (said,) = re.findall("looked at again (.*)", master.output())
+    assert re.match(r"read=.* unchanged=.*certificate not_in_force=access control: ", said)
+    assert f"{rules}:4: " in said
+    assert "own key (aclCredentialsFile)" in said.partition(" not_in_force=")[0]
+    assert f"own key (aclCredentialsFile) read again path={keys}" in master.output()
+    assert "a secret of" not in master.output()
 
 
 @pytest.mark.usefixtures("hangups_told", "services")

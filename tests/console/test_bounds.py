@@ -22,7 +22,7 @@ from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
 from tests.console.conftest import MakeConsole
 from tests.console.support import ConsoleProcess
-from tests.support.certificates import certificates
+from tests.support.certificates import certificates, signed
 from tests.support.remoting import serving
 from tests.support.waiting import wait_until
 
@@ -191,7 +191,16 @@ def test_it_serves_https_and_reads_its_certificate_anew(
     wait_until(lambda: shown() == ssl.PEM_cert_to_DER_cert(made.stranger.read_text()), "the new one is shown")
     key.write_text("broken")
     console.popen.send_signal(signal.SIGHUP)
-    wait_until(lambda: "stays as it was" in console.output(), "the broken one is refused")
+    wait_until(
+        lambda: "not_in_force=certificate of the console: mqconsole: --cert=" in console.output(),
+        "the broken one is refused",
+    )
+    assert shown() == ssl.PEM_cert_to_DER_cert(made.stranger.read_text())
+    over, over_key = signed("over", -1)
+    cert.write_bytes(over.read_bytes())
+    key.write_bytes(over_key.read_bytes())
+    console.popen.send_signal(signal.SIGHUP)
+    wait_until(lambda: "not valid now: since" in console.output(), "one that has expired is refused")
     assert shown() == ssl.PEM_cert_to_DER_cert(made.stranger.read_text())
 
 

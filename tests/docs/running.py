@@ -25,6 +25,7 @@ ELSEWHERE = {
         "tests/pipeline/test_docs_log.py",
         "tests/pipeline/test_docs_brokers.py",
     ),
+    ("docs/closed-doors.md", "yaml"): ("tests/cluster/test_closed_doors.py",),
     ("docs/pipeline.md", "yaml"): ("tests/pipeline/test_docs_brokers.py",),
 }
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 from tests.interop.jars import java_command
 from tests.interop.stock import Nameserver, write_home
 
-CALL_SECONDS = 60.0
+CALL_SECONDS = 120.0
 END_SECONDS = 10.0
 
 # Java reads these once, for all clients of the process.
@@ -395,8 +395,10 @@ class PullConsumer(Client):
 class JavaDriver:
     """The JVM.  One thread reads its answers; calls may come from any thread."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, properties: Mapping[str, str] | None = None) -> None:
+        """`properties` are further ones of the JVM."""
         self.directory = directory
+        self._properties = [f"-D{key}={value}" for key, value in (properties or {}).items()]
         # What clients log themselves is in home/logs/rocketmqlogs/rocketmq_client.log.
         self.log = directory / "driver.log"
         self._ids = itertools.count(1)
@@ -409,7 +411,11 @@ class JavaDriver:
         home = self.directory / "home"
         write_home(home)
         command = java_command("Driver", home=home, heap_mb=512)
-        command[1:1] = [*PROPERTIES, f"-Dlogback.configurationFile={home}/conf/logback_tools.xml"]
+        command[1:1] = [
+            *PROPERTIES,
+            *self._properties,
+            f"-Dlogback.configurationFile={home}/conf/logback_tools.xml",
+        ]
         with self.log.open("ab") as errors:
             self._popen = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=self.directory,

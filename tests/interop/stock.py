@@ -35,7 +35,7 @@ KINDS: tuple[Kind, Kind] = ("ours", "stock")
 # Where Java, Maven or the jars are missing, tests with this mark are skipped, and say why.
 requires_stock = pytest.mark.usefixtures("stock_jars")
 
-BOOT_SECONDS = 60.0
+BOOT_SECONDS = 120.0
 STOP_SECONDS = 30.0
 TOOL_SECONDS = 60.0
 TAIL_LINES = 40

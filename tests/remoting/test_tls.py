@@ -432,3 +432,19 @@ def test_calls_are_plain_unless_they_are_asked_to_be_otherwise(certs: Certificat
     assert client_tls(config(certs, TlsMode.permissive)) is None
     assert client_tls(TlsConfig(calls=True)) is not None
     assert client_tls(config(certs, TlsMode.enforcing)) is not None
+
+
+def test_one_cause_hides_no_other_of_the_same_address(
+    certs: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A probe that speaks in the clear, and a client behind the same address whose certificate is not trusted."""
+    shows = {"client_cert": certs.stranger, "client_key": certs.stranger_key}
+    demanding = {"client_auth": ClientAuth.require, "auth_client": True, "server_trust": certs.root}
+    with serving(server_tls(config(certs, mode=TlsMode.enforcing, **demanding))) as server:
+        assert not echoes(server, None)
+        assert not echoes(server, client_tls(TlsConfig(calls=True, **shows)))
+        wait_until(lambda: "no TLS handshake" in caplog.text, "the certificate is told")
+    told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert [
+        sum(text in line for line in told) for text in ("a plain connection", "no root here has signed it")
+    ] == [1, 1]

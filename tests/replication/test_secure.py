@@ -113,9 +113,8 @@ def test_a_certificate_whose_time_is_over_is_told_and_keeps_no_broker_from_start
     cert, key = signed("old", days=-1)
     assert doors(f"haSecurePort=10914\n{paths(Cert=cert, Key=key)}").certificates
     (record,) = caplog.records
-    assert (
-        f"haSecureCertPath={cert}: no other broker takes it: certificate has expired" in record.getMessage()
-    )
+    assert "in force all the same, for there is no other: " in record.getMessage()
+    assert f"haSecureCertPath={cert}: not valid now: since " in record.getMessage()
 
 
 def test_a_secure_slave_goes_to_the_secure_port_of_whoever_is_named() -> None:

@@ -47,18 +47,19 @@ class Security:
         parts = (self.tls, self.calls_tls, self.doors.certificates)
         return [part.renewed for part in parts if part is not None]
 
+    def watched(self) -> list[AclFiles | OwnKeys | RenewedCertificates[Any]]:
+        """All that is read again when its files change."""
+        return [*(part for part in (self.acl, self.keys) if part is not None), *self.certificates()]
+
     def poll(self, offload_quietly: Callable[[Callable[[], object]], None]) -> None:
         """Looks for changed files about once a second, each kind by itself: one that fails hides no other."""
-        for part in (self.acl, self.keys, self.tls, self.calls_tls, self.doors.certificates):
-            if part is not None:
-                offload_quietly(part.poll)
+        for part in self.watched():
+            offload_quietly(part.poll)
 
     @property
     def trouble(self) -> str:
         """Which files are not in force as they are, and why; "" if all are."""
-        parts = [part for part in (self.acl, self.keys) if part is not None]
-        troubles = [part.trouble for part in (*parts, *self.certificates())]
-        return "; ".join(trouble for trouble in troubles if trouble)
+        return "; ".join(part.trouble for part in self.watched() if part.trouble)
 
     def gauges(self) -> dict[str, str]:
         """Entries of request 28."""

@@ -43,7 +43,6 @@ class HACertificates:
         """Raises ConfigError naming the key and the path of what cannot be used."""
         self._cert, self._key, self._trust = cert, key, trust
         self._source = source
-        self._told = ""
         files = [CertificateFile(CERT, cert), CertificateFile(TRUST, trust, roots=True)]
         self.renewed = RenewedCertificates("certificate for replication", files, key, self._build, source)
         self.poll = self.renewed.poll
@@ -78,18 +77,12 @@ class HACertificates:
     def _check_own(self, made: _Contexts) -> None:
         """Shakes hands with ourselves: a certificate that we would not trust, no broker with our roots will.
 
-        An error line tells of one that is not valid now; the broker starts all the same: it serves clients.
+        Of one that is not valid now RenewedCertificates tells; the broker starts all the same: it serves clients.
         """
         try:
             _shake_hands(made)
         except ssl.SSLCertVerificationError as error:
             if error.verify_code in _OUT_OF_TIME:
-                text = (
-                    f"{self._source}: {CERT}={self._cert}: no other broker takes it: {error.verify_message}"
-                )
-                if text != self._told:
-                    self._told = text
-                    logger.error("%s", text)
                 return
             why = f"not from a root of {TRUST}={self._trust}, or not for both ends: {error.verify_message}"
             raise ConfigError(self._source, 0, CERT, why, str(self._cert)) from None

@@ -71,13 +71,25 @@ def unfit_files(one: Seen, now_ms: int) -> Iterator[Finding]:
     for key, until in sorted(_pairs(one.info.get(CERTIFICATE_ENDS, ""))):
         if not until.isdigit():
             continue
+        since = begins.get(key, "")
+        warning, critical = _days(since, int(until))
         left = (int(until) * 1000 - now_ms) / DAY_MS
-        warning, critical = _days(begins.get(key, ""), int(until))
-        if left <= warning:
-            state = Severity.CRITICAL if left <= critical else Severity.WARNING
-            said = f"{left:.0f} days left" if left >= 2 else f"{max(0.0, left * 24):.0f} hours left"
-            text = f"{where(one)}: {key}, {said}: replace the file, which counts without a restart"
-            yield Finding(state, "CERTIFICATE HAS EXPIRED" if left < 0 else "CERTIFICATE ENDS", text)
+        early = (int(since) * 1000 - now_ms) / DAY_MS if since.isdigit() else 0.0
+        if early > 0:
+            title, said = "CERTIFICATE IS NOT VALID YET", f"valid in {_span(early)}"
+        elif left < 0:
+            title, said = "CERTIFICATE HAS EXPIRED", f"{_span(-left)} ago"
+        elif left <= warning:
+            title, said = "CERTIFICATE ENDS", f"{_span(left)} left"
+        else:
+            continue
+        state = Severity.CRITICAL if early > 0 or left <= critical else Severity.WARNING
+        text = f"{where(one)}: {key}, {said}: replace the file, which counts without a restart"
+        yield Finding(state, title, text)
+
+
+def _span(days: float) -> str:
+    return f"{days:.0f} days" if days >= 2 else f"{days * 24:.0f} hours"
 
 
 def differing_security(everybody: Sequence[Seen]) -> Iterator[Finding]:
