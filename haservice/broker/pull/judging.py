@@ -109,7 +109,7 @@ class WatchedQueue:
             some.discard(watch)
 
 
-class Look(NamedTuple):
+class Trial(NamedTuple):
     """What one job tries: messages from `start` on.  Those before `judged_to` are for the late ones only."""
 
     start: int
@@ -129,7 +129,7 @@ class Judged(NamedTuple):
     below_mark: bool
 
 
-def look(queues: JudgedQueues, key: QueueKey, asked: Look) -> Judged:
+def look(queues: JudgedQueues, key: QueueKey, asked: Trial) -> Judged:
     """Tries the messages of a queue for watches.  In a work thread."""
     selectors = [watch.selector for watch in asked.watches]
     matches: dict[int, int] = {}
@@ -241,7 +241,7 @@ class Judging:
         if not queue.watches:
             return
         watches = list(queue.watches.values())
-        asked = Look(queue.first(), queue.judged_to, watches, frozenset(queue.late))
+        asked = Trial(queue.first(), queue.judged_to, watches, frozenset(queue.late))
         try:
             job = self._offload(look, self._queues, key, asked)
         except RequestError:  # too many wait; the next message, or their time, brings them back
@@ -266,7 +266,7 @@ class Judging:
             else:
                 watch.selector = selector
 
-    def _judged(self, key: QueueKey, queue: WatchedQueue, asked: Look, job: asyncio.Future[Judged]) -> None:
+    def _judged(self, key: QueueKey, queue: WatchedQueue, asked: Trial, job: asyncio.Future[Judged]) -> None:
         self._under_way.discard(key)
         if job.cancelled():
             return

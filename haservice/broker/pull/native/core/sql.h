@@ -430,7 +430,8 @@ static inline int hs_sql_constant(hs_sql_parser *parser, const hs_sql_token *tok
         break;
     }
     default:
-        node.kind = token->kind == HS_SQL_T_TRUE ? HS_SQL_TRUE : token->kind == HS_SQL_T_FALSE ? HS_SQL_FALSE : HS_SQL_NONE;
+        node.kind = token->kind == HS_SQL_T_TRUE ? HS_SQL_TRUE : HS_SQL_NONE;
+        if (token->kind == HS_SQL_T_FALSE) node.kind = HS_SQL_FALSE;
         part->is_boolean = 1;
     }
     return hs_sql_put(parser, node, &part->node);
@@ -514,7 +515,8 @@ static inline int hs_sql_comparison(hs_sql_parser *parser, hs_sql_part *left) {
             if (!hs_sql_has_order(parser, kind, left, &right, &depth)) return 0;
             if (!hs_sql_condition(parser, HS_SQL_COMPARE, kind, depth, left->node, right.node, 0, left)) return 0;
         } else if (kind == HS_SQL_T_NOT || kind == HS_SQL_T_BETWEEN || kind == HS_SQL_T_IN) {
-            if (!hs_sql_accept(parser, HS_SQL_T_NOT, &negated) || !hs_sql_accept(parser, HS_SQL_T_IN, &listed)) return 0;
+            if (!hs_sql_accept(parser, HS_SQL_T_NOT, &negated)) return 0;
+            if (!hs_sql_accept(parser, HS_SQL_T_IN, &listed)) return 0;
             if (!(listed ? hs_sql_list : hs_sql_range)(parser, left, negated)) return 0;
         } else {
             return 1;

@@ -177,7 +177,9 @@ static inline uint8_t hs_sql_truth(int yes) { return yes ? HS_SQL_TRUE : HS_SQL_
 
 static inline int hs_sql_is_truth(uint8_t kind) { return kind == HS_SQL_TRUE || kind == HS_SQL_FALSE; }
 
-static inline uint8_t hs_sql_equals(const hs_sql_message *message, const hs_sql_value *left, const hs_sql_value *right) {
+static inline uint8_t hs_sql_equals(
+    const hs_sql_message *message, const hs_sql_value *left, const hs_sql_value *right
+) {
     int order;
     if (left->kind == HS_SQL_NONE) return right->kind == HS_SQL_NONE ? HS_SQL_TRUE : HS_SQL_NONE;
     if (right->kind == HS_SQL_NONE) return HS_SQL_FALSE;
@@ -336,7 +338,9 @@ static hs_sql_value hs_sql_evaluate(const hs_sql_run *run, uint32_t number) {
 }
 
 /* HS_SQL_NONE, HS_SQL_FALSE, HS_SQL_TRUE or HS_SQL_FAULT. */
-static inline uint8_t hs_sql_outcome(const hs_sql_program *program, const uint8_t *text, const hs_sql_message *message) {
+static inline uint8_t hs_sql_outcome(
+    const hs_sql_program *program, const uint8_t *text, const hs_sql_message *message
+) {
     const hs_sql_run run = {program->nodes, text, message};
     return hs_sql_evaluate(&run, program->root).kind;
 }

@@ -56,7 +56,8 @@ static inline int hs_sql_exact(uint64_t mantissa, int64_t power, double *value) 
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
     return HS_SQL_ODD;
 #endif
-    if (mantissa > (uint64_t)1 << 53 || power < -22 || power > 22) return mantissa ? HS_SQL_ODD : (*value = 0.0, HS_SQL_NUMBER);
+    if (mantissa == 0) power = 0;
+    if (mantissa > (uint64_t)1 << 53 || power < -22 || power > 22) return HS_SQL_ODD;
     *value = power < 0 ? (double)mantissa / TENS[-power] : (double)mantissa * TENS[power];
     return HS_SQL_NUMBER;
 }
