@@ -151,7 +151,7 @@ ROOMS = (
     *("replication/", "mastership/", "dledger/", "configuration/", "recovery/", "log/", "upkeep/"),
 )
 # The build in use is shown there; it advises nothing.
-APART = {"broker/send/native/__init__.py"}
+APART = {"broker/send/native/__init__.py", "broker/pull/native/__init__.py"}
 
 
 class Text(NamedTuple):

@@ -38,18 +38,25 @@ class Bench:
         self.queue = Queue(end)
         self.jobs: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
         self.woken: list[HeldPull] = []
-        self.judging = Judging(self.queue, self.offload, lambda _: (b"%d" % wanted).__eq__, self.wake)
+        self.wanted = b"%d" % wanted
+        self.asked: list[HeldPull] = []
+        self.depends = 0
+        self.judging = Judging(self.queue, self.offload, self.resolve, self.wake, lambda: self.depends)
 
     def offload(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.jobs.append((future, lambda: function(*args)))
         return future
 
+    def resolve(self, pull: HeldPull) -> Callable[[bytes], bool]:
+        self.asked.append(pull)
+        return self.wanted.__eq__
+
     def wake(self, pulls: Iterable[HeldPull]) -> None:
         self.woken += pulls
 
-    def hold(self, wanted: int) -> HeldPull:
-        pull = HeldPull(None, KEY, wanted, None, ("a = 1", ""))  # type: ignore[arg-type]
+    def hold(self, wanted: int, expression: str = "a = 1") -> HeldPull:
+        pull = HeldPull(None, KEY, wanted, None, (expression, ""))  # type: ignore[arg-type]
         self.judging.add(pull)
         return pull
 
@@ -70,5 +77,59 @@ def test_a_pull_that_comes_amid_a_look_is_tried_with_what_lies_before() -> None:
         assert bench.woken == []
         await bench.work()
         assert (bench.woken, late.wanted) == ([late], 2)
+
+    asyncio.run(story())
+
+
+def test_a_message_asks_for_no_selector_again_until_what_it_depends_on_changes() -> None:
+    async def story() -> None:
+        bench = Bench(wanted=99, end=1)
+        pulls = [bench.hold(1, f"a = {number}") for number in range(50)]
+        for message in range(1, 6):
+            bench.queue.end = message + 1
+            bench.judging.arrived(KEY)
+            await bench.work()
+            assert len(bench.asked) == 50
+        late = bench.hold(6, "b = 1")
+        bench.depends += 1
+        bench.queue.end += 1
+        bench.judging.arrived(KEY)
+        await bench.work()
+        assert (bench.asked[50:], bench.woken) == ([*pulls, late], [])
+
+    asyncio.run(story())
+
+
+def test_a_pull_that_comes_late_catches_up_and_the_others_are_tried_no_message_twice() -> None:
+    async def story() -> None:
+        bench = Bench(wanted=3, end=8)
+        early = bench.hold(4, "a = 1")
+        await bench.work()
+        late = bench.hold(2, "b = 1")
+        await bench.work()
+        assert (bench.woken, late.wanted) == ([late], 3)
+        bench.judging.remove(early)
+        assert (early.wanted, bench.jobs) == (8, [])
+
+    asyncio.run(story())
+
+
+def test_a_pull_that_leaves_amid_a_look_knows_of_no_message_that_it_was_not_tried_with() -> None:
+    async def story() -> None:
+        bench = Bench(wanted=99, end=8)
+        early = bench.hold(4, "a = 1")
+        await bench.work()
+        late = bench.hold(2, "b = 1")
+        bench.judging.remove(late)
+        assert (late.wanted, early.wanted) == (2, 4)
+        await bench.work()
+        other = bench.hold(3, "b = 1")
+        fresh = bench.hold(8, "c = 1")  # while messages from 3 on are tried
+        bench.queue.end = 9
+        bench.judging.arrived(KEY)
+        await bench.work()
+        for pull in (fresh, other):
+            bench.judging.remove(pull)
+        assert (other.wanted, fresh.wanted) == (9, 8)
 
     asyncio.run(story())

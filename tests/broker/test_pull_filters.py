@@ -13,8 +13,9 @@ import pytest
 
 from commitlog.queues.readable_queue import Entry
 from commitlog.queues.writable_queue import ConsumeQueue
-from haservice.broker.pull import consumer_filters, judging
-from haservice.broker.pull.sql_filter import SqlFilter, compile_filter
+from haservice.broker.pull import consumer_filters, judging, message_filter
+from haservice.broker.pull.consumer_filters import Expressions
+from haservice.broker.pull.native import Expression, compile_expression
 from haservice.configuration.settings import BrokerRole
 from haservice.errors import RequestError
 from haservice.remoting.codes import ResponseCode
@@ -161,13 +162,19 @@ def test_a_held_pull_passes_over_many_that_come_at_once(
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(expression, thread) of each message that is tried from now on."""
     seen: list[tuple[str, str]] = []
-    matches = SqlFilter.matches
 
-    def match(self: SqlFilter, properties: Callable[[str], str | None]) -> bool:
-        seen.append((self.expression, threading.current_thread().name))
-        return matches(self, properties)
+    def watched(expression: str) -> Expression:
+        compiled = compile_expression(expression)
 
-    monkeypatch.setattr(SqlFilter, "matches", match)
+        def selects(properties: bytes) -> bool:
+            seen.append((expression, threading.current_thread().name))
+            return compiled.selects(properties)
+
+        return compiled._replace(selects=selects)
+
+    monkeypatch.setattr(consumer_filters, "compile_expression", watched)
+    monkeypatch.setattr(consumer_filters, "expressions", Expressions())
+    monkeypatch.setattr(message_filter, "expressions", consumer_filters.expressions)
     return seen
 
 
@@ -245,7 +252,7 @@ def test_a_held_pull_that_ends_leaves_no_watch(broker: ReadingBroker) -> None:
     put(broker, 6)
     caller = broker.caller()
     held(broker, caller, 1, **SQL)
-    watches = broker.polling.judging._watches  # type: ignore[union-attr]
+    watches = broker.polling.judging._watched  # type: ignore[union-attr]
     assert broker.on_loop(lambda: len(watches)) == 1
     caller.close()
     wait_until(lambda: broker.held() == 0, "it is let go")
@@ -392,11 +399,11 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(expression, thread) of each that is compiled from now on."""
     compiled: list[tuple[str, str]] = []
 
-    def compile_it(expression: str) -> SqlFilter:
+    def compile_it(expression: str) -> Expression:
         compiled.append((expression, threading.current_thread().name))
-        return compile_filter(expression)
+        return compile_expression(expression)
 
-    monkeypatch.setattr(consumer_filters, "compile_filter", compile_it)
+    monkeypatch.setattr(consumer_filters, "compile_expression", compile_it)
     return compiled
 
 
@@ -448,12 +455,12 @@ def test_who_leaves_while_its_expression_is_compiled_has_left(
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    def compile_it(expression: str) -> SqlFilter:
+    def compile_it(expression: str) -> Expression:
         begun.set()
         assert may_end.wait(60)
-        return compile_filter(expression)
+        return compile_expression(expression)
 
-    monkeypatch.setattr(consumer_filters, "compile_filter", compile_it)
+    monkeypatch.setattr(consumer_filters, "compile_expression", compile_it)
     caller = broker.caller()
     with ThreadPoolExecutor(1) as pool:
         joins = pool.submit(subscribe, caller, long_expression(5))

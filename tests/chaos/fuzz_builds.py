@@ -23,6 +23,7 @@ from commitlog.kernel.dispatching import AnyLanes, lanes
 from commitlog.kernel.layout import AT, MAGICS_BYTES
 from commitlog.kernel.records import encode, parse_head, stamp
 from commitlog.kernel.scan import NOWHERE, scan_records
+from haservice.broker.pull import native as pull_native
 from haservice.broker.send import native as broker_native
 from tests.chaos.fuzz import Target
 from tests.chaos.fuzz_arrivals import arrival_seeds, arrivals
@@ -31,6 +32,8 @@ from tests.chaos.fuzz_wire import log_bytes
 from tests.support.messages import STORE_HOST, STORE_MS, message
 from tests.support.send_frames import odd, plain
 from tests.support.send_ways import HOSTS, Judge, Native, agree
+from tests.support.sql_texts import Maker
+from tests.support.sql_texts import agree as agree_about
 
 Run = Callable[[bytes], tuple[object, object]]
 
@@ -240,6 +243,40 @@ _SEND_TOKENS = (
     b'"i":"',
     b"false",
 )
+
+
+# -- expressions -----------------------------------------------------------------------------------
+
+
+def _expression(data: bytes) -> object:
+    """Two bytes: how much of the rest is the message's properties."""
+    cut = int.from_bytes(data[:2], "big") % (len(data) + 1)
+    return agree_about(data[2 + cut :].decode("utf-8", "replace"), data[2 : 2 + cut])
+
+
+def _expression_seeds() -> list[bytes]:
+    maker = Maker(random.Random(11))
+    pairs = [(maker.properties(), maker.expression()) for _ in range(60)]
+    return [
+        len(properties).to_bytes(2, "big") + properties + text.encode("utf-8", "replace")
+        for properties, text in pairs
+    ]
+
+
+_EXPRESSION_TOKENS = (
+    b"'",
+    b"''",
+    b"--",
+    b"/*",
+    b"*/",
+    b" AND ",
+    b" NOT ",
+    b" IN (",
+    b"BETWEEN",
+    b" IS NULL",
+    b"\1",
+    b"\2",
+)
 _TOKENS = (*MAGICS_BYTES, b"\xcb\xd4\x31\x94", b"\0\0\0\x58", b"\0\0\0\x5b")
 _DISPATCH_TOKENS = (*_TOKENS, b"TAGS\1", b"KEYS\1", b"UNIQ_KEY\1", b"\2", b" ")
 _PAIRS = [
@@ -249,7 +286,9 @@ _PAIRS = [
     Target("builds_crc32", _crc32, _crc_seeds, weight=0.3),
 ]
 _SENDS = Target("builds_send", _send, _send_seeds, tokens=_SEND_TOKENS, weight=1.0)
+_EXPRESSIONS = Target("builds_sql", _expression, _expression_seeds, tokens=_EXPRESSION_TOKENS, weight=1.0)
 TARGETS = [
     *(_PAIRS if native.core is not None else []),
     *([_SENDS] if broker_native.sends is not None else []),
+    *([_EXPRESSIONS] if pull_native.sql is not None else []),
 ]

@@ -1,6 +1,7 @@
-"""The C core alone, under ASan and UBSan: tests/native/fuzz_core.c by the million.
+"""The C cores alone, under ASan and UBSan: tests/native/fuzz_core.c and fuzz_sql.c by the million.
 
     own       its own loop: logs, and what a few wrong numbers make of them
+    sql       the same of expressions: what they are made of, in any order
     guided    libFuzzer's, where clang and its compiler-rt are, with as many cases
 
 A round is a case.  An input that fails is kept by libFuzzer; the own loop is repeated with its seed.
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.native.build import NoCompiler, guided, own_loop
+from tests.native.build import SQL, NoCompiler, guided, own_loop
 
 if TYPE_CHECKING:
     from tests.chaos.report import Report
@@ -31,18 +32,19 @@ def run(rounds: int, seed: int, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz-native-") as scratch:
         directory = Path(scratch)
         try:
-            program = own_loop(directory)
+            program, expressions = own_loop(directory), own_loop(directory, harness=SQL)
         except NoCompiler as error:
             report.absent(LAYER, str(error))
             return
-        _own(program, rounds, seed, report)
+        _own("own", program, rounds, seed, report)
+        _own("sql", expressions, rounds, seed, report)
         try:
             _guided(guided(directory), program, rounds, seed, report)
         except NoCompiler as error:
             report.figure(LAYER, "guided", f"left out: {error}")
 
 
-def _own(program: Path, rounds: int, seed: int, report: Report) -> None:
+def _own(name: str, program: Path, rounds: int, seed: int, report: Report) -> None:
     began_s, done = time.perf_counter(), 0
     while done < rounds:
         cases = min(PIECE, rounds - done)
@@ -50,7 +52,7 @@ def _own(program: Path, rounds: int, seed: int, report: Report) -> None:
             return
         done, seed = done + cases, seed + 1
         report.progress(LAYER, done, rounds)
-    _tell("own", rounds, time.perf_counter() - began_s, report)
+    _tell(name, rounds, time.perf_counter() - began_s, report)
 
 
 def _guided(program: Path, seeder: Path, rounds: int, seed: int, report: Report) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.c_compiler import NoCompiler, compile_c
 
-__all__ = ["CORE", "ROOT", "SENDS", "NoCompiler", "guided", "own_loop", "own_loop_or_skip"]
+__all__ = ["CORE", "ROOT", "SENDS", "SQL", "NoCompiler", "guided", "own_loop", "own_loop_or_skip"]
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE, SENDS = "fuzz_core", "fuzz_send"
+CORE, SENDS, SQL = "fuzz_core", "fuzz_send", "fuzz_sql"
 COMPILE_S = 120.0
 _SANITIZE = "address,undefined"
 

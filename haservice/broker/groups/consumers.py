@@ -158,6 +158,8 @@ class ClientTable:
         self._filters = filters
         self.producers: dict[str, dict[Peer, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
+        self.changes = 0
+        """Rises with whatever a heartbeat changes of any group's agreements, and when a group comes or goes."""
         # Topic → groups that subscribe it, made when asked for; None when a subscription has changed since.
         self._by_topic: dict[str, list[str]] | None = None
         # Every connection with a heartbeat.
@@ -240,6 +242,7 @@ class ClientTable:
         group = self.consumers.get(data.group_name)
         if group is None:
             group = self.consumers[data.group_name] = ConsumerGroup(data.group_name)
+        self.changes += 1  # a newer version of a subscription changes nobody's share, but what is meant
         client.goes_on(group.members.get(connection))
         changed = group.put(connection, client)
         if group.agree(data):
@@ -325,6 +328,7 @@ class ClientTable:
             return
         if not group.members:
             del self.consumers[name]
+            self.changes += 1
             self._by_topic = None
             if self._filters is not None:
                 self._filters.unregister(name)

@@ -11,14 +11,12 @@ those of RocketMQ's PullMessageProcessor and ExpressionForRetryMessageFilter.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from commitlog.kernel.records import decode_properties
 from haservice.broker.groups.consumers import ClientTable, GroupSubscription
 from haservice.broker.groups.subscription_groups import GroupConfig
 from haservice.broker.pull.consumer_filters import ConsumerFilters, expressions
+from haservice.broker.pull.native import Expression, decoded
 from haservice.broker.pull.reader import Selector
-from haservice.broker.pull.sql_filter import SqlFault, SqlFilter
+from haservice.broker.pull.sql_filter import SqlFault
 from haservice.broker.pull.tag_filter import SQL92, TAG, ExpressionFault, TagCodes, tag_codes
 from haservice.broker.send.retries import RETRY_TOPIC
 from haservice.broker.topics.table import RETRY_PREFIX
@@ -52,6 +50,11 @@ class MessageFilters:
     def enabled(self) -> bool:
         return self._filters.enabled
 
+    def depends(self) -> object:
+        """What of() depends on beside the request and the group's settings: it finds the same while this is equal."""
+        settings = self._filters.enabled, self._ignores_tail, self._retries
+        return settings, self._filters.changes, self._clients.changes
+
     def judged_by(self, selector: Selector | None, header: PullMessageHeader) -> tuple[str, str] | None:
         """Equal for pulls of one queue whose selectors judge messages alike; None without a selector."""
         if selector is None:
@@ -79,7 +82,7 @@ class MessageFilters:
             self._check_enabled(expression_type)
             self._sound(_compiled(expression_type, expression))
 
-    def _sound(self, taken: SqlFilter) -> SqlFilter:
+    def _sound(self, taken: Expression) -> Expression:
         """Raises RequestError for an expression that is meant to go on behind its end."""
         if taken.unread and not self._ignores_tail:
             raise _unreadable(
@@ -95,7 +98,7 @@ class MessageFilters:
                 raise _unreadable("it is empty")
             self._check_enabled(expression_type)
             # RocketMQ delivers everything if this expression does not compile.
-            return None, _selector(self._sound(_compiled(expression_type, expression)))
+            return None, self._sound(_compiled(expression_type, expression)).selects
         try:
             return tag_codes(expression), None
         except ExpressionFault as fault:
@@ -143,15 +146,14 @@ class MessageFilters:
                 f"filter {found.version} of group {header.consumer_group} is older than"
                 f" the pull's {header.sub_version}; the next heartbeat brings it",
             )
-        return None, None if found.compiled is None else _selector(self._sound(found.compiled))
+        return None, None if found.compiled is None else self._sound(found.compiled).selects
 
     def _retried(self, group: str) -> Selector:
         find = self._filters.find
 
         def selects(properties: bytes) -> bool:
-            values = _decoded(properties)
-            found = find(values.get(RETRY_TOPIC, ""), group)
-            return found is None or found.compiled is None or found.compiled.matches(values.get)
+            found = find(decoded(properties).get(RETRY_TOPIC, ""), group)
+            return found is None or found.compiled is None or found.compiled.selects(properties)
 
         return selects
 
@@ -163,22 +165,13 @@ class MessageFilters:
             )
 
 
-# One message is tried for many expressions, one after the other.
-_decoded = lru_cache(maxsize=8)(decode_properties)
-
-
-def _compiled(expression_type: str | None, expression: str) -> SqlFilter:
+def _compiled(expression_type: str | None, expression: str) -> Expression:
     if expression_type != SQL92:
         raise _unreadable(f"its type {expression_type!r} is not known, {TAG} and {SQL92} are")
     try:
         return expressions.compiled(expression)
     except SqlFault as fault:
         raise _unreadable(str(fault)) from None
-
-
-def _selector(taken: SqlFilter) -> Selector:
-    matches = taken.matches
-    return lambda properties: matches(_decoded(properties).get)
 
 
 def _unreadable(reason: str) -> RequestError:

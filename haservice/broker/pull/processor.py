@@ -141,7 +141,7 @@ class PullProcessor:
         self._throttle = LogThrottle(WARN_AGAIN_S)
         # Of the expressions that held pulls brought: equal ones have one.
         self._selectors: WeakValueDictionary[str, Selector] = WeakValueDictionary()
-        long_polling.judging = Judging(reader, judge, self._selector_of, long_polling.wake)
+        long_polling.judging = Judging(reader, judge, self._selector_of, long_polling.wake, self._depends)
 
     def handlers(self) -> dict[int, Processor]:
         return {RequestCode.PULL_MESSAGE: self.pull}
@@ -363,6 +363,10 @@ class PullProcessor:
             return held.pull.selector
         group = self._groups.find(header.consumer_group)
         return None if group is None else self._filters.of(header, group)[1]
+
+    def _depends(self) -> object:
+        """What `_selector_of` depends on: it gives the same for a pull as long as this is equal."""
+        return self._filters.depends(), self._groups.data_version
 
     def _judges_by_itself(self, held: HeldPull) -> bool:
         """Whether it brought the expression, which stays what it is, and filters are on."""

@@ -14,7 +14,7 @@ whole expression only the first token is read; `--` begins a comment only if its
 literal.  The parser is written by hand, because no generated one stops where RocketMQ's stops.
 
 An expression becomes closures over a getter of properties.  Its values are True, False and None (unknown).
-Pure.
+This is the reference: `native/core/sql.h` does the same where it was built, rule for rule.  Pure.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from haservice.broker.pull.sql_values import (
 # RocketMQ has neither limit.  An expression is evaluated for every message.
 EXPRESSION_CHARS_MAX = 8192
 NESTING_MAX = 50
+# A fault shows so much of a token.
+FOUND_CHARS_MAX = 64
 
 Properties = Callable[[str], str | None]
 _Evaluate = Callable[[Properties], Value]
@@ -328,7 +330,7 @@ class _Parser:
         return True
 
     def _unexpected(self, token: _Token, wanted: str) -> SqlFault:
-        found = token.image[:64] or "the end"
+        found = token.image[:FOUND_CHARS_MAX] or "the end"
         return SqlFault(f"character {token.start + 1}: expected {wanted}, found {found}")
 
     def _fault(self, reason: str) -> SqlFault:
