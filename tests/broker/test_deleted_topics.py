@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from commitlog.kernel.records import NewMessage, decode
+from haservice.broker.metrics.collect import BrokerCollector
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics.deleted import DeletedTopics
 from haservice.configuration.settings import BrokerRole
+from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.bodies.admin import QueueProgress
 from haservice.remoting.bodies.clients import TopicConfigWrapper
 from haservice.remoting.client import BlockingClient
@@ -289,6 +291,19 @@ def test_a_follower_takes_what_its_own_log_reaches_for_another_leader_may_go_on_
     assert delete({"U": end, "T": opened.log.end})
     assert opened.queue() == []
     opened.close()
+
+
+def test_who_consumed_more_than_there_is_has_no_negative_lag_in_metrics(
+    start: Starter, client: BlockingClient
+) -> None:
+    """A topic was deleted and made again, and a group that was not deleted has its offsets of before."""
+    node = start()
+    put(client, node, "T", b"new")
+    assert len(bodies(node, "T")) == 1
+    for queue_id, offset in ((0, 20), (1, 0)):
+        node.offsets.commit("readers", "T", queue_id, offset)
+    facts = BrokerCollector(node.parts, node.health, dict, ProcessFacts()).facts()
+    assert [group.lag for group in facts.groups if group.topic == "T"] == [0]
 
 
 def test_what_a_group_lacks_is_never_less_than_nothing() -> None:
