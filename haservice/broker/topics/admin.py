@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 # How long the answer to a change waits for nameservers.
 TOLD_SECONDS = 2.0
 # How long the answer to a deletion waits for slaves, which ask each second.
-HELD_SECONDS = 3.0
+HELD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
 
