@@ -39,7 +39,8 @@ class Holders:
                 if left_s <= 0:
                     return lack
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(heard.wait(), min(left_s, LOOK_S))
+                    async with asyncio.timeout(min(left_s, LOOK_S)):
+                        await heard.wait()
                 heard.clear()
             return 0
         finally:
