@@ -215,6 +215,15 @@ class SegmentCrossed(CommitLogError):
         self.segment_end = segment_end
 
 
+def is_of_one_message(error: Exception) -> bool:
+    """Whether the fault is this message's alone, so that those behind it are gone on with: it is damaged, gone, beyond
+    the limits, or unlike anything that was thought of.  Else the log or the disk fails, and all wait.
+    """
+    if isinstance(error, CommitLogError | OSError):
+        return isinstance(error, MessageBeyondLimits | CorruptRecord | OffsetNotFound)
+    return True
+
+
 class unreadable:  # noqa: N801 - reads as a statement
     """Turns an OSError into StoreUnreadable, naming its path, or else this one."""
 

@@ -73,6 +73,11 @@ class EntryAppender(Protocol):
         ...
 
     @property
+    def end(self) -> int:
+        """Where the last entry ends."""
+        ...
+
+    @property
     def refused(self) -> str | None:
         """Why place() would refuse now."""
         ...
@@ -135,6 +140,11 @@ class MajorityLog(CommitLog):
     def first_record(self) -> int:
         start = self.start
         return start if start < self._joined.entries_begin else start + HEAD_BYTES
+
+    @property
+    def appended_end(self) -> int:
+        """Of a leader: where the last entry ends, whether it is committed or not."""
+        return max(self.end, self._appender.end)
 
     @property
     def entries_begin(self) -> int:

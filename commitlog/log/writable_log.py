@@ -89,6 +89,11 @@ class WritableLog(ReadableLog):
     # -- refusing ---------------------------------------------------------------------------
 
     @property
+    def appended_end(self) -> int:
+        """Where all that is appended ends."""
+        return self.end
+
+    @property
     def writable(self) -> str | None:
         """Why append() is refused now; None when it is not."""
         if not self._refusing:

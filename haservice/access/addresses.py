@@ -87,6 +87,8 @@ def _single(text: str) -> tuple[_Group, ...]:
 
 
 def _shape(text: str) -> tuple[_Group, ...]:
+    if text.startswith("[") and text.endswith("]") and ":" in text:  # IPv6, as it stands in front of a port
+        text = text[1:-1]
     if "/" in text:
         return _network(text)
     if "*" not in text and "-" not in text:

@@ -235,6 +235,7 @@ def assemble(opened: Opened, turn: Callable[[str], None]) -> BrokerParts:
         persist_s=broker.flush_delay_offset_interval_ms / 1000,
         mend=store.mender.mend,
         queue_to_deliver=tables.topics.queue_to_deliver,
+        floor_of=store.queues.floors.of,
         on_delivered=stats.delivered,
     )
     gauges = Gauges(

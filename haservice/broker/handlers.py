@@ -51,7 +51,7 @@ from haservice.broker.pull.read_result import ReadLimits
 from haservice.broker.pull.reader import PullReader
 from haservice.broker.roles.processor import LineageProcessor, Roles
 from haservice.broker.send.admission import Admission, SendRules
-from haservice.broker.send.durability import Durability
+from haservice.broker.send.durability import Durability, PutStatus
 from haservice.broker.send.fast_sends import fast_sends
 from haservice.broker.send.processor import SendLimits, SendProcessor, trace_of
 from haservice.broker.send.reply import ReplyProcessor
@@ -170,6 +170,16 @@ def _roles(parts: Parts) -> Roles:
 def _safe_end(parts: Parts) -> int:
     """Up to where the log is at every broker that may be the next master; -1 without a slave."""
     return parts.store.log.end if parts.config.dledger.enabled else replicated_end(parts.ha.status())
+
+
+def _slaves_in_sync(ha: HAService) -> int:
+    """How many slaves of ours."""
+    return len({one.replica_id for one in ha.status().slaves if one.in_sync and one.replica_id})
+
+
+async def _agreed(parts: Parts, end: int) -> bool:
+    """In a group what is not committed may become another leader's; a pair's master has the log."""
+    return not parts.config.dledger.enabled or await parts.durability.proof(end) is PutStatus.PUT_OK
 
 
 def _never() -> str:
@@ -303,6 +313,8 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             is_slave=is_slave,
             told=parts.told,
             on_deleted=partial(_forget_topic, parts),
+            slaves_in_sync=partial(_slaves_in_sync, parts.ha),
+            agreed=partial(_agreed, parts),
         ),
         StateProcessor(
             parts.stats,
@@ -348,9 +360,9 @@ def admin_processors(parts: Parts, gauges: Callable[[], Mapping[str, str]]) -> I
             view,
             lambda: store.log.start,
             store.retention.order_passes,
-            traffic,
             offload,
             delete=deleted.drop_queues if is_slave else deleted.delete,
+            on_deleted=partial(_forget_topic, parts),
             is_slave=is_slave,
         ),
     )
@@ -407,9 +419,14 @@ def _replies_of(parts: Parts, sends: SendProcessor) -> ReplyProcessor:
 
 
 def _forget_topic(parts: Parts, topic: str) -> None:
-    """A topic of that name is a new one: its queues begin at 0 after a restart, and groups with their first message."""
+    """A topic of that name is a new one: its queues begin at 0 after a restart, and groups with their first message.
+
+    A slave gets all this from its master; there only queues that were left have gone.
+    """
     parts.stats.traffic.forget_topic(topic)
-    parts.offsets.remove_topic(topic)
+    if not parts.is_slave:
+        parts.topics.note_deleted(topic)  # slaves that asked meanwhile ask again, and hear of it
+        parts.offsets.remove_topic(topic)
 
 
 def vip_processors_of(processors: Processors) -> Processors:

@@ -187,7 +187,7 @@ def ha_samples_of(config: NodeConfig, store: Store, ha: HAService) -> HASamples 
 
 
 def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync:
-    levels = len(parse_delay_levels(config.log.message_delay_levels))
+    levels, deleted = len(parse_delay_levels(config.log.message_delay_levels)), DeletedTopics(store)
     return SlaveSync(
         config.broker_addr,
         tables.topics,
@@ -198,7 +198,7 @@ def slave_sync_of(config: NodeConfig, tables: Tables, store: Store) -> SlaveSync
         overdue=Overdue(store.queues.get, tables.delays, levels),
         keep=tables.keep,
         on_copied=tables.awaited.copied,
-        deleting=DeletedTopics(store).from_now,
+        deleting=deleted.committed if config.dledger.enabled else deleted.from_now,
     )
 
 

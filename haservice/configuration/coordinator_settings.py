@@ -59,6 +59,8 @@ def place_of(text: str) -> CoordinatorPlace:
 def _server(text: str, port: int) -> tuple[str, int]:
     host, bracket, after = text.removeprefix("[").partition("]") if text.startswith("[") else (text, "", "")
     if not bracket:
+        if text.count(":") > 1 and ";" not in text:
+            raise ValueError(f"{text!r} has several colons: an IPv6 address stands in brackets, [::1]:{port}")
         host, colon, number = text.partition(":")
         after = f"{colon}{number}"
     if after:

@@ -35,6 +35,12 @@ def _host(text: str) -> str:
     return text
 
 
+def _bare(text: str) -> str:
+    """An IPv6 address may stand in brackets, as it does in front of a port."""
+    inner = text[1:-1]
+    return inner if text == f"[{inner}]" and ":" in inner and _is_ip(inner) else text
+
+
 def _is_ip(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
@@ -45,6 +51,7 @@ def _is_ip(text: str) -> bool:
 
 def address(text: str) -> str:
     """An IP address, or that of a host name, looked up now: routes and message ids carry only addresses."""
+    text = _bare(text)
     if _is_ip(_host(text)):
         return text
     try:
@@ -73,8 +80,7 @@ def broker_permission(text: str) -> str:
 def check_address(text: str) -> str:
     """host:port, split at the last colon as RocketMQ does, so that IPv6 needs no brackets: the value has none."""
     host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]") and ":" in host and _is_ip(host[1:-1]):
-        host = host[1:-1]
+    host = _bare(host)
     if not colon or not host:
         raise ValueError(f"{text!r} is not host:port")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= PORT_MAX:
@@ -104,7 +110,7 @@ def nameservers(text: str) -> tuple[str, ...]:
 
 def network(text: str) -> str:
     try:
-        return str(ipaddress.ip_network(text, strict=False))
+        return str(ipaddress.ip_network(_bare(text), strict=False))
     except ValueError:
         raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8") from None
 

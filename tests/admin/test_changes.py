@@ -83,7 +83,10 @@ def test_one_broker_that_refuses_is_an_error_in_its_own_words(serve: Serve) -> N
     assert "not this one" in result.output
 
 
-def test_an_ordered_topic_of_one_broker_is_added_to_what_the_nameserver_has(serve: Serve) -> None:
+@pytest.mark.parametrize("where", ["-b", "-c"])
+def test_an_ordered_topic_is_added_to_what_the_nameserver_has_of_brokers_that_may_be_down(
+    serve: Serve, where: str
+) -> None:
     told = Told()
     broker = serve({RequestCode.UPDATE_AND_CREATE_TOPIC: Told()})
     namesrv = serve(
@@ -93,8 +96,10 @@ def test_an_ordered_topic_of_one_broker_is_added_to_what_the_nameserver_has(serv
             RequestCode.PUT_KV_CONFIG: told,
         }
     )
-    result = run("updateTopic", "-n", namesrv, "-b", broker, "-t", "T", "-w", "4", "-o", "true")
+    at = (where, broker if where == "-b" else "C")
+    result = run("updateTopic", "-n", namesrv, *at, "-t", "T", "-w", "4", "-o", "true")
     assert result.exit_code == 0, result.output
+    assert "T: ordered at broker-0:4;broker-z:2\n" in result.output
     assert PutKVConfigHeader.decode(told.requests[0].ext) == PutKVConfigHeader(
         "ORDER_TOPIC_CONFIG", "T", "broker-0:4;broker-z:2"
     )
@@ -128,6 +133,7 @@ def test_a_switch_of_stock_takes_a_word_or_stands_alone(serve: Serve, flags: tup
     namesrv = serve(
         {
             RequestCode.GET_BROKER_CLUSTER_INFO: body(cluster_of(broker).encode()),
+            RequestCode.GET_KV_CONFIG: refuse(ResponseCode.QUERY_NOT_FOUND, "none"),
             RequestCode.PUT_KV_CONFIG: Told(),
         }
     )

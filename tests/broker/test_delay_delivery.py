@@ -105,6 +105,7 @@ class Bench:
             clock_ms=self.clock,
             mend=self.store.mender.mend,
             queue_to_deliver=lambda topic, queue_id: self.queues.get(queue_id, queue_id),
+            floor_of=self.store.queues.floors.of,
             on_delivered=lambda queue_id, topics, _: self.told.append((queue_id, dict(topics))),
         )
 
@@ -154,6 +155,21 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     yield maker
     for bench in benches:
         bench.store.close(clean=False)
+
+
+def test_a_message_that_waited_when_its_topic_was_deleted_does_not_bring_it_back(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make()
+    for topic in ("TopicTest", "Other"):
+        bench.put(1, b"old", topic=topic)
+    bench.store.queues.forget_topics({"TopicTest": bench.store.log.end}, 0)
+    bench.deliver(1)
+    assert (bench.bodies(), bench.bodies(topic="Other")) == ([], [b"old"])
+    assert ("TopicTest", 3) not in dict(bench.store.queues.items())
+    bench.put(1, b"new")
+    bench.deliver(1)
+    assert bench.bodies() == [b"new"]
 
 
 def test_what_came_to_each_topic_is_told_with_its_bytes(make: Callable[..., Bench]) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from commitlog.kernel.records import decode
+from commitlog.kernel.records import NewMessage, decode
+from haservice.broker.metrics.collect import BrokerCollector
 from haservice.broker.node import BrokerNode
 from haservice.broker.topics.deleted import DeletedTopics
 from haservice.configuration.settings import BrokerRole
+from haservice.observability.exposition import ProcessFacts
 from haservice.remoting.bodies.admin import QueueProgress
 from haservice.remoting.bodies.clients import TopicConfigWrapper
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
-from haservice.remoting.headers.clients import QueryMessageHeader, TopicHeader
+from haservice.remoting.headers.clients import QueryMessageHeader, TopicHeader, ViewMessageHeader
 from haservice.remoting.headers.lineage import PromoteHeader
+from tests.commitlog.dledger.opened import Opened
 from tests.support.brokers import LOOPBACK, addr_of, send
 from tests.support.waiting import wait_until
 
@@ -25,9 +29,13 @@ Starter = Callable[..., BrokerNode]
 
 
 def delete(client: BlockingClient, node: BrokerNode, topic: str) -> None:
+    assert deleted(client, node, topic).code == 0
+
+
+def deleted(client: BlockingClient, node: BrokerNode, topic: str) -> RemotingCommand:
     header = TopicHeader(topic).encode()
     request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
-    assert client.call(addr_of(node), request, 30.0).code == 0
+    return client.call(addr_of(node), request, 30.0)
 
 
 def put(client: BlockingClient, node: BrokerNode, topic: str, *bodies: bytes) -> None:
@@ -205,6 +213,97 @@ def test_the_floors_are_in_the_answer_to_slaves_and_in_no_file_of_rocketmqs(
     answer = client.call(addr_of(node), RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG))
     assert TopicConfigWrapper.decode(answer.body).floors == {"T": end}
     assert b"floors" not in (node.config.log.root / "config" / "topics.json").read_bytes()
+
+
+def by_id(client: BlockingClient, node: BrokerNode, offset: int) -> RemotingCommand:
+    header = ViewMessageHeader(offset).encode()
+    return client.call(addr_of(node), RemotingCommand.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+
+
+def test_a_deleted_topics_messages_are_not_shown_by_id_either(start: Starter, client: BlockingClient) -> None:
+    node = start()
+    put(client, node, "Other", b"kept")
+    old = node.store.log.end
+    put(client, node, "T", b"old")
+    assert by_id(client, node, old).code == 0
+    delete(client, node, "T")
+    new = node.store.log.end
+    put(client, node, "T", b"new")
+    answer = by_id(client, node, old)
+    assert (answer.code, answer.remark) == (
+        1,
+        f"the message at offset {old} is of topic T, which was deleted",
+    )
+    assert [by_id(client, node, offset).code for offset in (0, new)] == [0, 0]
+
+
+def test_a_deletion_is_answered_once_the_slave_in_sync_has_it(start: Starter, client: BlockingClient) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", b"old")
+    copied(master, slave)
+    wait_until(lambda: master.ha.status().slaves[0].in_sync, "the slave is in sync")
+    assert deleted(client, master, "T").remark is None
+    # The master may die at this moment.
+    assert slave.store.queues.floors.of("T") == master.store.queues.floors.of("T") > 0
+    assert slave.topics.get("T") is None
+
+
+def test_a_slave_that_does_not_ask_delays_a_deletion_for_a_while_and_is_told_of(
+    start: Starter, client: BlockingClient
+) -> None:
+    master, slave = pair(start)
+    put(client, master, "T", b"old")
+    copied(master, slave)
+    wait_until(lambda: master.ha.status().slaves[0].in_sync, "the slave is in sync")
+    slave.slave_sync.set_master_addr(None)
+    answer = deleted(client, master, "T")
+    assert answer.remark == "deleted here; slaves in sync that have not taken it over yet: 1"
+    assert master.topics.get("T") is None
+
+
+def test_what_a_leader_had_not_committed_yet_is_deleted_too(tmp_path: Path) -> None:
+    opened = Opened(tmp_path)
+    opened.log.append_many([NewMessage("T", 0, b"%d" % number) for number in range(10)])
+    opened.commit()
+    opened.log.append_many([NewMessage("T", 0, b"%d" % number) for number in range(10, 20)])
+    floor = DeletedTopics(opened.store).log_end
+    opened.commit()
+    DeletedTopics(opened.store).delete({"T": floor})
+    opened.log.append_many([NewMessage("T", 0, b"new")])
+    opened.commit()
+    assert opened.queue() == [b"new"]
+    opened.close()
+
+
+def test_a_follower_takes_what_its_own_log_reaches_for_another_leader_may_go_on_otherwise(
+    tmp_path: Path,
+) -> None:
+    opened = Opened(tmp_path)
+    opened.log.append_many([NewMessage("T", 0, b"%d" % number) for number in range(10)])
+    opened.commit()
+    end = opened.log.end
+    delete, floors = DeletedTopics(opened.store).committed(), opened.store.queues.floors
+    assert not delete({"U": end, "T": end + 1})
+    assert floors.table() == {"U": end}
+    opened.log.append_many([NewMessage("T", 0, b"of another leader")])
+    opened.commit()
+    assert opened.queue()[-1] == b"of another leader"
+    assert delete({"U": end, "T": opened.log.end})
+    assert opened.queue() == []
+    opened.close()
+
+
+def test_who_consumed_more_than_there_is_has_no_negative_lag_in_metrics(
+    start: Starter, client: BlockingClient
+) -> None:
+    """A topic was deleted and made again, and a group that was not deleted has its offsets of before."""
+    node = start()
+    put(client, node, "T", b"new")
+    assert len(bodies(node, "T")) == 1
+    for queue_id, offset in ((0, 20), (1, 0)):
+        node.offsets.commit("readers", "T", queue_id, offset)
+    facts = BrokerCollector(node.parts, node.health, dict, ProcessFacts()).facts()
+    assert [group.lag for group in facts.groups if group.topic == "T"] == [0]
 
 
 def test_what_a_group_lacks_is_never_less_than_nothing() -> None:

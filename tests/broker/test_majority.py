@@ -276,6 +276,26 @@ def test_a_deleted_topic_stays_deleted_in_a_group(member: BrokerMember, tmp_path
     node.stop()
 
 
+def test_a_topic_stays_if_no_majority_confirms_what_was_stored_before_its_deletion(
+    node: BrokerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def proof(end: int) -> PutStatus:
+        return PutStatus.NOT_AGREED
+
+    request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T").encode())
+    with BlockingClient() as client:
+        send(client, addr_of(node), "T", b"kept")
+        with monkeypatch.context() as patched:
+            patched.setattr(node.parts.durability, "proof", proof)
+            answer = client.call(addr_of(node), request, 30.0)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "no majority" in (answer.remark or "")
+        assert node.topics.get("T") is not None
+        assert node.store.queues.floors.of("T") == 0
+        assert client.call(addr_of(node), request, 30.0).code == ResponseCode.SUCCESS
+    assert node.store.queues.floors.of("T") == node.store.log.end
+
+
 def test_a_group_that_was_a_pair_begins_above_the_pair_s_epochs(tmp_path: Path) -> None:
     """Nameservers go on believing the newest epoch."""
     LineageFile(tmp_path).begin(Epoch(3005, 0, "replica"))

@@ -21,8 +21,9 @@ from haservice.client.raw_sends import SendQueue
 from haservice.client.reading import from_queue
 from haservice.devtools.group import ScratchGroup
 from haservice.errors import HAServiceError
-from haservice.remoting.headers.clients import CreateTopicHeader
-from tests.cluster.support import QUEUES, SETTINGS, TOPIC, numbered, read, send, send_ok
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.clients import CreateTopicHeader, TopicHeader
+from tests.cluster.support import QUEUES, SETTINGS, TOPIC, knows_topic, numbered, read, send, send_ok
 from tests.support.standing_still import frozen
 from tests.support.waiting import wait_until
 
@@ -152,6 +153,25 @@ def test_what_is_acknowledged_is_read_after_leaders_died_stopped_and_stood_still
     level(group, admin, *group.names)
     for name in group.names:
         sender.assert_all_read(admin, group.addr(name))
+
+
+def test_a_topic_that_was_deleted_a_moment_before_its_leader_died_stays_deleted(
+    group: ScratchGroup, admin: MQAdmin
+) -> None:
+    def stored(addr: str, body: bytes) -> bool:
+        return {one.status for one in send(addr, [body])} == {"SEND_OK"}
+
+    group.start_members()
+    leader = led(group, admin)
+    wait_until(lambda: stored(group.addr(leader), b"old"), "a message is stored")
+    level(group, admin, *group.names)
+    admin.tell(group.addr(leader), RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(TOPIC))
+    group.processes[leader].kill()
+    second = group.addr(group.leader(admin))
+    assert not knows_topic(admin, second)
+    admin.update_topic(second, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    wait_until(lambda: stored(second, b"new"), "a message is stored in the new topic")
+    wait_until(lambda: set(read(admin, second)) == {b"new"}, "it has its new messages only")
 
 
 def test_without_a_majority_nothing_is_acknowledged_and_a_group_that_died_comes_back_with_everything(

@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from haservice.devtools.pair import ScratchPair
+from haservice.remoting.codes import RequestCode
+from haservice.remoting.headers.clients import CreateTopicHeader, TopicHeader
 from tests.admin.asking import run
 from tests.cluster.support import (
+    QUEUES,
     TOPIC,
     Ask,
     MakePair,
     assert_equal_logs,
     follows,
+    knows_topic,
     log_end,
     numbered,
     read,
@@ -352,3 +356,23 @@ def test_nobody_knows_what_an_async_master_acknowledged_last(
         done = typed(pair, "switchover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
         assert done["newMaster"] == pair.slave_addr
     assert read(ask, pair.slave_addr) == numbered(0, 100)
+
+
+def test_a_topic_that_was_deleted_a_moment_before_its_master_died_stays_deleted(
+    make_pair: MakePair, admin: Ask
+) -> None:
+    pair = make_pair("SYNC_MASTER")
+    ask = admin(pair)
+    start_with_topic(pair, ask)
+    send_ok(pair.master_addr, numbered(0, 50))
+    wait_caught_up(pair, ask)
+    ask.tell(pair.master_addr, RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(TOPIC))
+    pair.processes["broker-a"].kill()
+    typed(pair, "failover", "-b", "broker-a", "--to", pair.slave_addr, "--yes")
+    assert not knows_topic(ask, pair.slave_addr)
+    ask.update_topic(pair.slave_addr, CreateTopicHeader(TOPIC, "TBW102", QUEUES, QUEUES, 6))
+    pair.start_master()
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    send_ok(pair.slave_addr, numbered(50, 60))
+    wait_until(lambda: follows(ask, pair.slave_addr, pair.master_addr), "the old master follows")
+    assert read(ask, pair.slave_addr) == read(ask, pair.master_addr) == numbered(50, 60)

@@ -27,7 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from commitlog.dispatch.dispatcher import Arrival
-from commitlog.errors import CommitLogError, CorruptRecord, MessageBeyondLimits, OffsetNotFound
+from commitlog.errors import (
+    CommitLogError,
+    CorruptRecord,
+    MessageBeyondLimits,
+    OffsetNotFound,
+    is_of_one_message,
+)
 from commitlog.kernel.layout import RECORD_BYTES_MIN
 from commitlog.kernel.records import NewMessage, StoredMessage, decode
 from commitlog.log.log import Appended, wall_clock_ms
@@ -110,15 +116,18 @@ class DelayDelivery:
         clock_ms: Callable[[], int] = wall_clock_ms,
         mend: Callable[[str, int, int], bool] = lambda topic, queue_id, offset: False,
         queue_to_deliver: QueueToDeliver = as_sent,
+        floor_of: Callable[[str], int] = lambda topic: 0,
         on_delivered: OnDelivered = lambda queue_id, topics, seconds: None,
     ) -> None:
         """`held` says why nothing can be stored now, or None; `persist_s` is how old the file may be.
         `mend` checks an entry that does not fit the log; True if it should be read again.  `on_delivered` is
-        told what came from a level's queue to each topic, messages and bytes, and how long that took.
+        told what came from a level's queue to each topic, messages and bytes, and how long that took.  `floor_of`: what
+        lies below it in the log was deleted with the topic.
         """
         self._on_delivered = on_delivered
         self._mend = mend
         self._queue_to_deliver = queue_to_deliver
+        self._floor_of = floor_of
         self._log = log
         self._find_queue = find_queue
         self._offsets = offsets
@@ -239,16 +248,16 @@ class DelayDelivery:
         """The message to deliver; None if it never can be.  Raises StoreUnreadable if the disk fails."""
         try:
             message = restored(self._stored(level, offset, entry), self._queue_to_deliver)
-        except (CommitLogError, OSError) as error:
-            if not isinstance(error, CorruptRecord | OffsetNotFound):
+        except Exception as error:
+            if not is_of_one_message(error):
                 raise
-            self._pass_over(level, offset, entry, str(error))
-            return None
-        except Exception as error:  # whatever is wrong with this one, those behind it come
             self._pass_over(level, offset, entry, str(error))
             return None
         if message.topic == HALF_TOPIC:
             self._pass_over(level, offset, entry, "it is half a message, which cannot be delayed")
+            return None
+        if entry.physical_offset < self._floor_of(message.topic):
+            logger.debug("not delivered, its topic was deleted level=%d offset=%d", level.number, offset)
             return None
         return message
 

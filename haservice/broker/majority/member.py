@@ -242,6 +242,10 @@ class BrokerMember:
     def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
         return [entry.pos for entry in self._placed(bodies)]
 
+    @property
+    def end(self) -> int:
+        return self.node.store.end
+
     def place_of(self, entry_bytes: int) -> tuple[int, int]:
         return self.node.store.place_of(entry_bytes)
 

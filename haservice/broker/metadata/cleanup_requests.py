@@ -20,7 +20,6 @@ from typing import Protocol, TypeVar
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.metadata.store_queues import Queue, StoreQueues
 from haservice.broker.offsets.consumer_offsets import SEPARATOR, ConsumerOffsets
-from haservice.broker.stats.traffic import Traffic
 from haservice.broker.topics.table import OP_HALF_TOPIC, SCHEDULE_TOPIC, TopicTable
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -71,14 +70,16 @@ class HousekeepingProcessor:
         view: StoreQueues,
         log_start: Callable[[], int],
         order_passes: Callable[[], None],
-        traffic: Traffic,
         offload: Offload,
         *,
         delete: Callable[[Mapping[str, int]], object],
+        on_deleted: Callable[[str], None],
         is_slave: bool,
         clock_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        """`delete` deletes of each topic what lies below a place of the log; on a slave only the queues."""
+        """`delete` deletes of each topic what lies below a place of the log; on a slave only the queues.  `on_deleted`
+        is told of each topic that went.
+        """
         self._topics = topics
         self._delete = delete
         self._offsets = offsets
@@ -87,7 +88,7 @@ class HousekeepingProcessor:
         self._view = view
         self._log_start = log_start
         self._order_passes = order_passes
-        self._traffic = traffic
+        self._on_deleted = on_deleted
         self._offload = offload
         self._is_slave = is_slave
         self._clock_ms = clock_ms
@@ -126,10 +127,7 @@ class HousekeepingProcessor:
     async def _clean_topics(self, request: RemotingCommand) -> RemotingCommand:
         gone = await self._tried(self._drop_unused)
         for topic in gone:
-            self._traffic.forget_topic(topic)
-            if not self._is_slave:
-                self._topics.note_deleted(topic)  # slaves ask again, and hear of it
-                self._offsets.remove_topic(topic)
+            self._on_deleted(topic)
         said = f"topics={len(gone)}{': ' if gone else ''}{', '.join(gone)}"
         logger.info("queues of deleted topics cleared up %s", said)
         return request.answer(ResponseCode.SUCCESS, said)

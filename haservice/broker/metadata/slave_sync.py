@@ -37,6 +37,7 @@ from haservice.broker.metadata import unfit_files
 from haservice.broker.offsets.changes import Changed
 from haservice.broker.offsets.fetch import digest_of, fetch_offsets
 from haservice.broker.offsets.table import ShardedTable
+from haservice.broker.topics.deleted import Deletes
 from haservice.broker.topics.table import TopicTable
 from haservice.errors import AnswerError, RemotingError, RequestError
 from haservice.log_throttle import LogThrottle
@@ -120,14 +121,14 @@ class SlaveSync:
         overdue: Callable[[], bool] = lambda: False,
         keep: Callable[[str, bytes], str] = lambda name, content: "",
         on_copied: Callable[[str], None] = lambda name: None,
-        deleting: Callable[[], Callable[[Mapping[str, int]], object]] = lambda: lambda floors: None,
+        deleting: Callable[[], Deletes] = lambda: lambda floors: True,
         retry_s: float = RETRY_S,
     ) -> None:
         """`on_synced` is called after a pass that copied something, so that files get written, `on_copied` with the
         name of each file whose table was copied, or is the master's already.  `overdue` says whether the master has
         delivered delayed messages that we do not know to be delivered.  `keep` writes down a table that is about to
         be lost, by its file's name, and returns where; it may raise OSError.  `deleting` is called before the master
-        is asked; what it returns deletes of each topic what lies below a place in the log, and may raise OSError, too.
+        is asked for what deletes of each topic what lies below a place in the log.
         """
         self.link: FollowedLog | None = None
         """Set before the task starts; None in a DLedger group, whose members agree on their leader."""
@@ -376,12 +377,18 @@ class SlaveSync:
         return good
 
     async def _sync_topics(self, client: RemotingClient, addr: str) -> bool:
-        """Whether there was something new."""
+        """Whether there was something new.  Then it asks once more: a master of ours hears that we have it."""
+        changed = await self._ask_topics(client, addr)
+        if changed and self._tells_deleted:
+            await self._ask_topics(client, addr)
+        return changed
+
+    async def _ask_topics(self, client: RemotingClient, addr: str) -> bool:
         code = RequestCode.GET_ALL_TOPIC_CONFIG
         # The first answer after a start and a greeting is whole: it brings floors behind the end that our log had.
         greetings, delete = self._greetings, self._deleting()
         known = self._topics.data_version if code in self._taken else None
-        body = await _fetch_changed(client, addr, code, known)
+        body = await _fetch_changed(client, addr, code, known, self._own_addr)
         digest = digest_of(body or b"")
         changed = body is not None and self._taken.get(code) != (digest, self._topics.data_version)
         if body is not None and changed:
@@ -389,10 +396,11 @@ class SlaveSync:
             names = {name for name in ours.topic_config_table if not self._topics.is_system(name)}
             await self._keep_lost("topics.json", names, theirs.topic_config_table, ours.encode)
             self._tells_deleted = theirs.floors is not None
-            if theirs.floors:
-                await _delete_too(delete, theirs.floors)
+            all_deleted = not theirs.floors or await _delete_too(delete, theirs.floors)
             self._topics.replace_all(theirs)
-            if greetings == self._greetings:
+            if not all_deleted:
+                self._taken.pop(code, None)
+            elif greetings == self._greetings:
                 self._taken[code] = (digest, self._topics.data_version)
         return changed
 
@@ -454,10 +462,10 @@ class SlaveSync:
             logger.warning("metadata not copied master=%s reason=%s%s; trying on", addr, error, hint)
 
 
-async def _delete_too(delete: Callable[[Mapping[str, int]], object], floors: Mapping[str, int]) -> None:
+async def _delete_too(delete: Deletes, floors: Mapping[str, int]) -> bool:
     """Before the table is taken: what fails is tried again."""
     try:
-        await asyncio.to_thread(delete, floors)
+        return await asyncio.to_thread(delete, floors)
     except OSError as error:
         raise ValueError(f"deleted topics of the master are not deleted here: {error}") from error
 
@@ -467,10 +475,16 @@ async def _fetch(client: RemotingClient, addr: str, code: RequestCode) -> Body:
 
 
 async def _fetch_changed(
-    client: RemotingClient, addr: str, code: RequestCode, known: DataVersion | None
+    client: RemotingClient,
+    addr: str,
+    code: RequestCode,
+    known: DataVersion | None,
+    known_by: str | None = None,
 ) -> Body | None:
     """None if a master of ours has the version that is `known` here."""
-    header = KnownVersionHeader() if known is None else KnownVersionHeader(known.counter, known.timestamp)
+    header = KnownVersionHeader()
+    if known is not None:
+        header = KnownVersionHeader(known.counter, known.timestamp, known_by)
     request = RemotingCommand.request(code, header.encode())
     answer = expect(addr, await client.invoke(addr, request, TIMEOUT_S))
     return None if TableCopyHeader.decode(answer.ext).unchanged else answer.body

@@ -7,6 +7,7 @@ says nothing and gets the body.  Either way an answer costs nothing while the ta
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from haservice.remoting.bodies.clients import DataVersion
@@ -34,7 +35,11 @@ class CopiedTable(Protocol):
 class TableCopies:
     """Answers for one table.  On the loop."""
 
-    def __init__(self, table: CopiedTable, offload: Offload) -> None:
+    def __init__(
+        self, table: CopiedTable, offload: Offload, on_held: Callable[[str], None] = lambda slave: None
+    ) -> None:
+        """`on_held` is told of each slave of ours that has the present version."""
+        self._on_held = on_held
         self._table = table
         self._offload = offload
         self._made: tuple[DataVersion, bytes] | None = None
@@ -43,6 +48,8 @@ class TableCopies:
         known = KnownVersionHeader.decode(request.ext)
         now = self._table.data_version
         if (known.known_counter, known.known_timestamp) == (now.counter, now.timestamp):
+            if known.known_by:
+                self._on_held(known.known_by)
             return request.answer(ext=TableCopyHeader(unchanged=True).encode())
         if self._made is not None and self._made[0] == now:
             return request.answer(body=self._made[1])

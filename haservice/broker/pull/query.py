@@ -95,7 +95,13 @@ class QueryProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}, or a damaged one"
             )
-        self._rights.check_read(caller, decode(body))
+        message = decode(body)
+        self._rights.check_read(caller, message)
+        if offset < self._floor_of(message.topic):
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the message at offset {offset} is of topic {message.topic}, which was deleted",
+            )
         return command.answer(body=body)
 
     def query(self, connection: Connection, command: RemotingCommand) -> asyncio.Future[RemotingCommand]:

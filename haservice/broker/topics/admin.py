@@ -10,13 +10,15 @@ their answer is a future.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
 from haservice.bounds import QUEUES_MAX
 from haservice.broker.metadata.store_queues import StoreQueues
 from haservice.broker.metadata.table_copies import TableCopies
 from haservice.broker.topics.deleted import DeletedTopics, TopicsWithFloors
+from haservice.broker.topics.holders import Holders
 from haservice.broker.topics.table import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicTable, name_fault
 from haservice.errors import RequestError
 from haservice.remoting.bodies.clients import (
@@ -37,8 +39,12 @@ SLAVE_REMARK = (
 )
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_PRIORITY = 8
+logger = logging.getLogger(__name__)
+
 # How long the answer to a change waits for nameservers.
 TOLD_SECONDS = 2.0
+# How long the answer to a deletion waits for slaves, which ask each second.
+HELD_SECONDS = 2.0
 PERM_BITS = PERM_PRIORITY | PERM_READ | PERM_WRITE | PERM_INHERIT
 
 
@@ -56,15 +62,21 @@ class TopicProcessor:
         is_slave: bool,
         told: Callable[[], Future[None]],
         on_deleted: Callable[[str], None],
+        slaves_in_sync: Callable[[], int],
+        agreed: Callable[[int], Awaitable[bool]],
     ) -> None:
-        """`told` is done when the nameservers know the present topics."""
+        """`told` is done when the nameservers know the present topics.  `slaves_in_sync` counts those of ours.
+        `agreed` says, in a while, whether no other log will be in this one's place up to there.
+        """
+        self._holders = Holders(slaves_in_sync)
+        self._agreed = agreed
         self._told = told
         self._on_deleted = on_deleted
         self._topics = topics
         self._deletes = deleted
         self._view = view
         self._offload = offload
-        self._copies = TableCopies(TopicsWithFloors(topics, deleted), offload)
+        self._copies = TableCopies(TopicsWithFloors(topics, deleted), offload, self._holders.holds_present)
         self._broker_name = broker_name
         self._is_slave = is_slave
 
@@ -106,7 +118,8 @@ class TopicProcessor:
 
     def delete(self, connection: Connection, request: RemotingCommand) -> asyncio.Future[RemotingCommand]:
         """215.  Removes the topic, its queues and its groups' offsets, for good: its records stay in the log until
-        retention drops them, but nobody finds them there.  A topic of that name is a new one.
+        retention drops them, but nobody finds them there.  A topic of that name is a new one.  Answers when the slaves
+        in sync have it, too.
         """
         name = TopicHeader.decode(request.ext).topic
         self._check_changeable(name)
@@ -159,17 +172,29 @@ class TopicProcessor:
         # No send comes between the two: one that makes the topic anew is stored behind the floor.
         floor, topic = self._deletes.log_end, self._topics.get(name)
         self._topics.delete(name)
-        try:
-            await self._offload(self._deletes.delete, {name: floor})
-        except OSError as error:
+        fault = await self._delete_below(name, floor)
+        if fault is not None:
             if topic is not None:
                 self._topics.update(topic)
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {error}"
-            ) from None
-        self._topics.note_deleted(name)  # slaves that asked meanwhile ask again, and hear of the floor
+                ResponseCode.SYSTEM_ERROR, f"the queues of topic[{name}] cannot be deleted: {fault}"
+            )
         self._on_deleted(name)
-        return await self._persisted(request)
+        answer = await self._persisted(request)
+        if lacking := await self._holders.lacking(HELD_SECONDS):
+            logger.warning("deletion not known to all slaves yet topic=%s lacking=%d", name, lacking)
+            answer.remark = f"deleted here; slaves in sync that have not taken it over yet: {lacking}"
+        return answer
+
+    async def _delete_below(self, name: str, floor: int) -> str | None:
+        """Returns why it failed."""
+        if not await self._agreed(floor):
+            return "no majority of the DLedger group has confirmed in time what was stored before"
+        try:
+            await self._offload(self._deletes.delete, {name: floor})
+        except OSError as error:
+            return str(error)
+        return None
 
     async def _stats(self, request: RemotingCommand, topic: TopicConfig) -> RemotingCommand:
         table = await self._offload(self._offsets, topic)

@@ -19,7 +19,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from commitlog.errors import CommitLogError, CorruptRecord, MessageBeyondLimits, OffsetNotFound
+from commitlog.errors import (
+    CommitLogError,
+    CorruptRecord,
+    MessageBeyondLimits,
+    OffsetNotFound,
+    is_of_one_message,
+)
 from commitlog.kernel.layout import PROPERTIES_BYTES_MAX
 from commitlog.kernel.records import (
     StoredMessage,
@@ -219,11 +225,9 @@ class TransactionCheck:
         """
         try:
             self._carry_out(step)
-        except (CommitLogError, OSError) as error:
-            if not isinstance(error, MessageBeyondLimits):
-                raise
-            self._pass_over(step, error)
         except Exception as error:
+            if not is_of_one_message(error):
+                raise
             self._pass_over(step, error)
 
     def _pass_over(self, step: Step, error: Exception) -> None:

@@ -3,13 +3,14 @@
 | request | its fields | the answer's fields |
 | --- | --- | --- |
 | 43 | part, copy, since | version, changes, copy, more |
-| 21, 201 | knownCounter, knownTimestamp | unchanged |
+| 21, 201 | knownCounter, knownTimestamp, of 21 knownBy | unchanged |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from haservice.bounds import ShortText
 from haservice.remoting.headers.clients import I32, I64, ExtHeader
 
 
@@ -41,10 +42,11 @@ class OffsetsCopyHeader(ExtHeader):
 
 @dataclass(frozen=True, slots=True)
 class KnownVersionHeader(ExtHeader):
-    """21 and 201 of a slave of ours: the data version that it has."""
+    """21 and 201 of a slave of ours: the data version that it has, and its address."""
 
     known_counter: I64 | None = None
     known_timestamp: I64 | None = None
+    known_by: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True)

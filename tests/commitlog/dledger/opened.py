@@ -29,6 +29,10 @@ class OneMember:
     def place(self, bodies: Sequence[bytes]) -> Sequence[int]:
         return [entry.position for entry in append(self.store, 1, bodies, stamp_place)]
 
+    @property
+    def end(self) -> int:
+        return self.store.end
+
     def place_of(self, entry_bytes: int) -> tuple[int, int]:
         return self.store.place_of(entry_bytes)
 

@@ -78,7 +78,8 @@ def update_topic(
     """Creates or changes a topic.
 
     At one broker (-b), or at every master of a cluster (-c).  An ordered topic's brokers and queues are
-    also told to the nameservers, so that they stand in its route even while a broker is down.
+    also told to the nameservers, so that they stand in its route even while a broker is down.  Brokers that
+    stand there already stay; updateOrderConf -m put takes one away.
     """
     header = CreateTopicHeader(
         topic=topic,
@@ -91,7 +92,7 @@ def update_topic(
     )
     with MQAdmin(namesrv) as admin:
         targets = admin.targets(broker, cluster)
-        ordered = _ordered_at(admin, topic, broker, targets, write_queues) if order else None
+        ordered = _ordered_at(admin, topic, targets, write_queues) if order else None
         tell_each(
             addrs_of(targets),
             lambda addr: admin.update_topic(addr, header),
@@ -106,18 +107,18 @@ def update_topic(
         if ordered is not None:
             put_order_conf(admin, topic, ordered)
     if output_format == "table":
+        if ordered is not None:
+            echo(f"{topic}: ordered at {ordered}")
         echo(f"{topic}: {read_queues} read queues, {write_queues} write queues, perm {perm_text(int(perm))}")
 
 
-def _ordered_at(
-    admin: MQAdmin, topic: str, broker: str | None, targets: Sequence[Broker], queues: int
-) -> str:
-    """The order configuration with these brokers; with -b those that it has now stay.
+def _ordered_at(admin: MQAdmin, topic: str, targets: Sequence[Broker], queues: int) -> str:
+    """The order configuration with these brokers.  Those that it has now stay: they may be down for a minute.
 
     Raises click.ClickException, before anything is changed.
     """
     names = [target.name or _name_of(admin, target.addr) for target in targets]
-    stored = None if broker is None else get_order_conf(admin, topic)
+    stored = get_order_conf(admin, topic)
     try:
         counts = order_counts(stored or "") | dict.fromkeys(names, queues)
         text = conf_text(dict(sorted(counts.items())))

@@ -63,7 +63,7 @@ def _measured(name: str, pid: int, addr: str, size: int) -> dict[str, float]:
 
 
 def _connect(addr: str, size: int) -> list[socket.socket]:
-    host, port = addr.split(":")
+    host, _, port = addr.rpartition(":")
     command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteHeader("TBW102").encode())
     request = encode_head(command)
     sockets: list[socket.socket] = []
