@@ -284,12 +284,8 @@ class _Judge:
         places = self._places[(event.topic, event.queue)]
         other = places.setdefault(event.queue_offset, event.key)
         if other != event.key:
-            self._say(
-                Violation.OFFSET_REUSED,
-                f"{event.topic}/{event.queue} offset {event.queue_offset} was served as {event.key},"
-                f" and is {other}",
-                event.at_s,
-            )
+            text = f"{event.topic}/{event.queue} offset {event.queue_offset} was served as {event.key}, and is {other}"
+            self._suspects[event.key].append((Violation.OFFSET_REUSED, text, event.at_s))
         self._seen[event.key] = event
 
     def _void(self, event: Voided) -> None:
