@@ -8,7 +8,6 @@ by `mqadmin --tls`, or by tls.enable=true in the file of --tls-config or /etc/ro
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import ssl
 from pathlib import Path
@@ -24,6 +23,7 @@ from haservice.remoting.tls import client_tls
 FILE_ENV = "MQADMIN_TOOLS_YML"
 HOME_ENV = "ROCKETMQ_HOME"
 TOOLS_FILE = Path("conf", "tools.yml")
+_TLS = f"{__name__}.tls"
 
 
 class Access(TypedDict):
@@ -36,10 +36,9 @@ class Access(TypedDict):
 def access() -> Access:
     """The access of the command that runs now.  Raises ConfigError for a file that cannot be used."""
     context = click.get_current_context(silent=True)
-    said = context.find_root().params if context is not None else {}
     path = tools_file()
     return Access(
-        tls=_tls(bool(said.get("tls")), said.get("tls_config")),
+        tls=_tls(False, None) if context is None else _tls_of(context.find_root()),
         sign=None if path is None else signing(path),
     )
 
@@ -54,7 +53,14 @@ def tools_file() -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-@functools.cache
+def _tls_of(command: click.Context) -> ssl.SSLContext | None:
+    """Read once a command: a process may run many, and its files may be renewed between two of them."""
+    if _TLS not in command.meta:
+        command.meta[_TLS] = _tls(bool(command.params.get("tls")), command.params.get("tls_config"))
+    tls: ssl.SSLContext | None = command.meta[_TLS]
+    return tls
+
+
 def _tls(asked: bool, path: Path | None) -> ssl.SSLContext | None:
     config = load_tls(path)
     return client_tls(
