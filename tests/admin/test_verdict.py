@@ -392,7 +392,7 @@ CASES: dict[str, tuple[list[Seen], Severity, str]] = {
     "a certificate that has expired": (
         [master(link(), info={"certificateEnds": "tls.client.trustCertPath=5"}), slave()],
         Severity.CRITICAL,
-        f"CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath, {NOW_MS // 86_400_000} days ago",
+        f"CERTIFICATE HAS EXPIRED, 10.0.0.1:10911: tls.client.trustCertPath, {NOW_MS / 86_400_000:.0f} days ago",
     ),
     "a certificate that is not valid yet": (
         [

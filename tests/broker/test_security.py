@@ -296,7 +296,8 @@ def test_a_look_at_one_kind_of_files_that_fails_hides_no_other(
         raise RuntimeError("planted")
 
     monkeypatch.setattr(security.acl, "poll", fails)
-    with_tls = dataclasses.replace(security, tls=SimpleNamespace(poll=looked.set))  # type: ignore[arg-type]
+    renewed = SimpleNamespace(renewed=SimpleNamespace(poll=looked.set))
+    with_tls = dataclasses.replace(security, tls=renewed)  # type: ignore[arg-type]
     server = node.parts.server
     server.call_soon(with_tls.poll, server.offload_quietly)
     assert looked.wait(PATIENCE_S)

@@ -75,6 +75,7 @@ cdef class Program:
     cdef hs_sql_program program
     cdef const uint8_t* text
     cdef readonly str expression
+    cdef object __weakref__
 
     def __dealloc__(self):
         free(self.program.nodes)
