@@ -39,8 +39,8 @@ T = TypeVar("T")
 # What an answer counts while it is made: the largest message that a broker takes by default.
 ANSWER_BYTES = 4 * 1024 * 1024
 # Being made for one connection at once, with what waits to be written for it; while nothing else is being made, one
-# answer always may.
-ANSWERS_BYTES_MAX = 2 * ANSWER_BYTES
+# answer always may.  Each is copied once more when it is written: two of the largest would be above 16 MiB together.
+ANSWERS_BYTES_MAX = ANSWER_BYTES * 3 // 2
 # Being made at once for all connections: more would only wait for the same work threads.
 MAKING_MAX = 4
 # Questions that wait for their turn, of all connections, and one more of each; those of one end its reading

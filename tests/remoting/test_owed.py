@@ -14,7 +14,7 @@ from haservice.remoting import connection as connection_module
 from haservice.remoting import owed
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.connection import Connection
-from haservice.remoting.owed import ANSWER_BYTES, ANSWERS_BYTES_MAX, MAKING_MAX, AnswerTurns, Taken, Unread
+from haservice.remoting.owed import ANSWERS_BYTES_MAX, MAKING_MAX, AnswerTurns, Taken, Unread
 from haservice.remoting.server import RemotingServer
 from tests.support.remoting import Peer, serving
 from tests.support.served import on_loop, wait_for_connection
@@ -74,7 +74,9 @@ class Bench:
         self.begun.append(args[0])
         return future
 
-    def make(self, connection: FakeConnection, name: str, size: int = ANSWER_BYTES) -> asyncio.Future[Any]:
+    def make(
+        self, connection: FakeConnection, name: str, size: int = ANSWERS_BYTES_MAX // 2
+    ) -> asyncio.Future[Any]:
         return self.turns.make(connection, lambda name: name, name, size=size)  # type: ignore[arg-type]
 
     async def end_first(self) -> None:
