@@ -20,7 +20,7 @@ QUIET = Told(3 * MIB, MIB, 0.5, 5.0, (0.001, 0.01), (0.001, 0.02), 500, 0)
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_strangers_cost_no_more_than_their_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["answers not read by sixty", "unfinished frames"]
+    names = ["held pulls with long tags", "unfinished frames"]
     builds = {one.build for one in strangers.all_rounds()}
     build = NATIVE if NATIVE in builds else strangers.PURE
     report = Report(tmp_path)
