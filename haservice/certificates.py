@@ -184,7 +184,7 @@ def reason(error: OSError) -> str:
         return f"the peer's certificate is not trusted: {error.verify_message}" + (f" ({why})" if why else "")
     if not isinstance(error, ssl.SSLError):
         return str(error) or "the peer hung up"
-    text = (error.reason or _PLACE.sub("", str(error.args[-1]))).replace("_", " ").lower()
+    text = (getattr(error, "reason", None) or _PLACE.sub("", str(error.args[-1]))).replace("_", " ").lower()
     _, alert, said = text.partition(" alert ")
     return f"the peer says: {said}" if alert else text
 

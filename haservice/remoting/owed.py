@@ -90,9 +90,10 @@ class Unanswered:
 
     @property
     def too_large(self) -> bool:
-        if self.bytes > REQUEST_BYTES_MAX:
+        """One alone never is: who does not read does not see that a connection ended, either."""
+        if self.bytes > REQUEST_BYTES_MAX and len(self._requests) > 1:
             self._recount()
-        return self.bytes > REQUEST_BYTES_MAX
+        return self.bytes > REQUEST_BYTES_MAX and len(self._requests) > 1
 
     def add(self, future: asyncio.Future[RemotingCommand], request: RemotingCommand, size: int) -> None:
         self._requests[future] = request, size
@@ -109,9 +110,12 @@ class Unanswered:
 
     def look_later(self, callback: Callable[[], object]) -> None:
         """Calls `callback` when they may have become smaller, if they are too large now."""
-        loop = asyncio.get_running_loop()
-        if self.too_large and (self._look is None or self._look.when() <= loop.time()):
-            self._look = loop.call_later(REQUESTS_LOOK_S, callback)
+        if self._look is None and self.too_large:
+            self._look = asyncio.get_running_loop().call_later(REQUESTS_LOOK_S, self._looked, callback)
+
+    def _looked(self, callback: Callable[[], object]) -> None:
+        self._look = None
+        callback()
 
     def _recount(self) -> None:
         for future, (request, size) in self._requests.items():

@@ -31,8 +31,6 @@ PLANTED = (
     ("sql.h", "while (end < n && (hs_sql_is_letter", "while ((hs_sql_is_letter"),
     ("sql.h", "next = n > 1 ? p[1] : 0", "next = p[1]"),
     ("sql_values.h", "while (i < n && hs_sql_is_digit(p[i])) i++;", "while (hs_sql_is_digit(p[i])) i++;"),
-    ("sql_evaluate.h", "if (at == bytes || text[i]", "if (text[i]"),
-    ("sql_evaluate.h", "while (slots < pieces * 2) slots *= 2;", "slots = 2;"),
 )
 
 

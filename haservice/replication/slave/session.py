@@ -166,17 +166,18 @@ class SlaveSession:
     @property
     def greeted_by(self) -> str:
         """The broker address of the master of ours whose log is coming; "" if none is, or a stock one's."""
-        return self._master.broker_addr if self._master is not None else ""
+        return master.broker_addr if (master := self._master) is not None else ""
 
     @property
     def master_software(self) -> str:
         """Its version of haservice; "" if it does not say one."""
-        return self._master.software if self._master is not None else ""
+        return master.software if (master := self._master) is not None else ""
 
     @property
     def _master(self) -> MasterHello | None:
-        master = self._greeting.master if self._greeting is not None else None
-        return master if self.state is State.TRANSFER else None
+        # Each is read once: other threads ask, and it may be gone a moment later.
+        greeting = self._greeting
+        return greeting.master if greeting is not None and self.state is State.TRANSFER else None
 
     @property
     def shown(self) -> SlaveState:
