@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gaierror
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -503,3 +504,13 @@ def test_a_damaged_slave_says_nothing_of_its_log(talk: Callable[..., Talk]) -> N
     for act in (lambda: slave.hears(frame_bytes(700, b"x")), lambda: slave.passes(HEARTBEAT_S)):
         with pytest.raises(ProtocolError, match="record at 300 is none"):
             act()
+
+
+@pytest.mark.parametrize("asked", ["greeted_by", "master_software"])
+def test_a_link_that_ends_while_another_thread_asks_who_greeted_it_ends_no_thread(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """The lease-keeper asked: its second look found nobody."""
+    looks = iter([SimpleNamespace(broker_addr="m:1", software="m:1"), None])
+    monkeypatch.setattr(SlaveSession, "_master", property(lambda _: next(looks)))
+    assert getattr(object.__new__(SlaveSession), asked) == "m:1"

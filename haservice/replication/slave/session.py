@@ -175,8 +175,7 @@ class SlaveSession:
 
     @property
     def _master(self) -> MasterHello | None:
-        # Each is read once: other threads ask, and it may be gone a moment later.
-        greeting = self._greeting
+        greeting = self._greeting  # once, as by who asks: for other threads it may be gone a moment later
         return greeting.master if greeting is not None and self.state is State.TRANSFER else None
 
     @property
