@@ -383,7 +383,10 @@ def test_of_two_brokers_one_is_not_whole_and_the_operator_starts_the_other_or_de
         shutil.rmtree(one.pair.store("broker-a") / name)
     one.pair.start_master(**settings)
     hurt = re.compile("has not caught up since|it had acknowledged")
-    wait_until(lambda: hurt.search(one.operator.text("haList")), "it does not take over")
+    wait_until(
+        lambda: hurt.search(text := one.operator.text("haList")) and commands_in(text),
+        "it does not take over, and says what helps",
+    )
     *_, last = one.operator.follows(one.operator.text("haList"))
     assert is_decision(last)
     assert f"start {one.pair.slave_addr}" in one.operator.text("failover")
