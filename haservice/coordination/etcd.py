@@ -290,8 +290,10 @@ class EtcdCoordinator:
             self._at = (self._at + 1) % len(self._servers)
             if deadline.expired:
                 break
+        tls = "" if self._place.is_tls else " does it want TLS (etcds://),"
         raise CoordinatorError(
-            f"etcd does not answer as it should: {trouble}; is it up, and does a firewall let this machine ask it?"
+            f"etcd does not answer as it should: {trouble}; is it up,{tls} and does a firewall let this machine"
+            " ask it?"
         )
 
     def _asked_by_user(

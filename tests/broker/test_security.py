@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from haservice.access.files import AclFiles
 from haservice.admin.cli import main as mqadmin
 from haservice.broker.acl.rights import CLIENT_CODES
+from haservice.broker.acl.security import Security, security_of
 from haservice.broker.node import BrokerNode
+from haservice.configuration.coordinator_settings import CoordinatorConfig
 from haservice.configuration.security_settings import AclConfig
 from haservice.devtools.pair import free_port_block
 from haservice.errors import ConfigError
@@ -24,6 +26,7 @@ from haservice.remoting.codes import RequestCode
 from haservice.remoting.command import RemotingCommand
 from haservice.remoting.signature import sign
 from tests.support.brokers import node_config, send_request
+from tests.support.certificates import certificates
 from tests.support.remoting import Peer
 from tests.support.scraped import get, value_of
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -355,3 +358,26 @@ def test_a_secret_of_an_account_comes_from_standard_input(
     assert "another-secret" not in ran.output
     request = signed(send_request("T"), "newcomers-key", "another-secret")
     assert client.call(node.config.broker_addr, request).code == 0
+
+
+def test_the_files_of_tls_to_the_coordinator_are_dated_and_told_where_they_are_no_good(
+    tmp_path: Path,
+) -> None:
+    made = certificates()
+    root = tmp_path / "root.pem"
+    root.write_bytes(made.root.read_bytes())
+
+    def of(**changes: object) -> Security:
+        settings = {"address": "etcds://127.0.0.1:1", "trust": root, **changes}
+        coordinator = CoordinatorConfig(**settings)  # type: ignore[arg-type]
+        return security_of(dataclasses.replace(node_config(tmp_path), coordinator=coordinator))
+
+    security = of(certificate=made.client, key=made.client_key)
+    assert set(security.validities()) == {"haCoordinatorTrustCertPath", "haCoordinatorCertPath"}
+    root.write_bytes(b"no certificate")
+    for _ in range(2):
+        security.poll(lambda look: look())
+    assert f"haCoordinatorTrustCertPath={root}: no certificates in it" in security.trouble
+    with pytest.raises(ConfigError, match="haCoordinatorKeyPath.*certificate and key go together"):
+        of(trust=None, certificate=made.client)
+    assert of(address="etcd://127.0.0.1:1").coordinator is None

@@ -57,7 +57,7 @@ def test_who_has_none_or_trusts_another_root_or_speaks_plainly_is_told_so(server
         (at(server, made.root), "(?i)ssl"),
         (at(server, made.root, made.stranger, made.stranger_key), "(?i)ssl"),
         (at(server, made.stranger, *mine), "(?i)certificate.verify.failed"),
-        (at(server, None, scheme="etcd"), "etcd does not answer as it should"),
+        (at(server, None, scheme="etcd"), "does it want TLS"),
     ):
         with pytest.raises(CoordinatorError, match=why):
             one.open_session(5.0)

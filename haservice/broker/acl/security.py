@@ -6,12 +6,14 @@
     make_client   the client for nameservers and the pair's other brokers; takes a callback for its end
     keys          what the broker signs its calls with: aclCredentialsFile
     doors         how slaves connect to us, and how we connect to a master
+    coordinator   the files of TLS to etcd or ZooKeeper; their libraries read them at each new connection
 
 An error here ends the start.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +22,10 @@ from haservice.access.credentials import OwnKeys
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
-from haservice.certificates import RenewedCertificates, Validity
+from haservice.certificates import CertificateFile, RenewedCertificates, Validity, load_chain, load_roots
+from haservice.configuration.coordinator_settings import CoordinatorConfig, place_of
 from haservice.configuration.settings import NodeConfig
+from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.tls import ClientTls, ServerTls, renewed_client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
@@ -38,6 +42,7 @@ class Security:
     calls_tls: ClientTls | None
     keys: OwnKeys | None
     doors: SecureDoors
+    coordinator: RenewedCertificates[ssl.SSLContext] | None
 
     def make_client(self, on_failure: OnFailure) -> BlockingClient:
         sign = None if self.keys is None else self.keys.sign
@@ -45,7 +50,8 @@ class Security:
 
     def certificates(self) -> list[RenewedCertificates[Any]]:
         parts = (self.tls, self.calls_tls, self.doors.certificates)
-        return [part.renewed for part in parts if part is not None]
+        found = [part.renewed for part in parts if part is not None]
+        return found if self.coordinator is None else [*found, self.coordinator]
 
     def watched(self) -> list[AclFiles | OwnKeys | RenewedCertificates[Any]]:
         """All that is read again when its files change."""
@@ -89,7 +95,33 @@ def security_of(config: NodeConfig) -> Security:
         renewed_client_tls(config.tls, config.source),
         None if credentials is None else OwnKeys(credentials),
         secure_doors(config),
+        _coordinator_certificates(config.coordinator, config.source),
     )
+
+
+def _coordinator_certificates(
+    config: CoordinatorConfig, source: str
+) -> RenewedCertificates[ssl.SSLContext] | None:
+    """None without files, or without TLS to the coordinator."""
+    trust, certificate, key = config.trust, config.certificate, config.key
+    if not config.is_set or not place_of(str(config.address)).is_tls:
+        return None
+    names = ("haCoordinatorTrustCertPath", "haCoordinatorCertPath", "haCoordinatorKeyPath")
+    if (certificate is None) is not (key is None):
+        missing = names[1] if certificate is None else names[2]
+        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+    files = [] if certificate is None else [CertificateFile(names[1], certificate)]
+    files += [] if trust is None else [CertificateFile(names[0], trust, roots=True)]
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if trust is not None:
+            load_roots(context, ssl.Purpose.SERVER_AUTH, names[0], trust, source)
+        if certificate is not None and key is not None:
+            load_chain(context, names[1:], certificate, key, None, source)
+        return context
+
+    return RenewedCertificates("certificate for the coordinator", files, key, make, source) if files else None
 
 
 def _listed(pairs: Mapping[str, str]) -> str:
