@@ -378,6 +378,6 @@ def test_the_files_of_tls_to_the_coordinator_are_dated_and_told_where_they_are_n
     for _ in range(2):
         security.poll(lambda look: look())
     assert f"haCoordinatorTrustCertPath={root}: no certificates in it" in security.trouble
-    with pytest.raises(ConfigError, match="haCoordinatorKeyPath.*certificate and key go together"):
+    with pytest.raises(ConfigError, match=r"haCoordinatorKeyPath.*certificate and key go together"):
         of(trust=None, certificate=made.client)
     assert of(address="etcd://127.0.0.1:1").coordinator is None

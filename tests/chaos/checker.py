@@ -84,6 +84,13 @@ class Verdict(NamedTuple):
         return f"{self.violation.value} at {self.at_s:.3f} s: {self.text}"
 
 
+class _Suspect(NamedTuple):
+    """Two messages that cannot both be right.  It counts unless one of them is void when all is over."""
+
+    keys: set[str]
+    verdict: Verdict
+
+
 class Recovery(NamedTuple):
     """After a fault of the kind `what`: until the first OK behind its end, and what was lost by it."""
 
@@ -155,7 +162,7 @@ class _Judge:
         self._promised: dict[str, Answered] = {}
         self._seen: dict[str, Consumed] = {}
         self._voided: dict[str, str] = {}
-        self._suspects: defaultdict[str, list[tuple[Violation, str, float]]] = defaultdict(list)
+        self._suspects: list[_Suspect] = []
         """By key: places that contradict others, unless their promise ends."""
         # (topic, queue) → queue offset → key, of what is promised; and the highest offset answered.
         self._places: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
@@ -259,7 +266,9 @@ class _Judge:
                 f"{where[0]}/{where[1]} offset {event.queue_offset} is {invoked.key} by {event.node},"
                 f" and was {other}" + (f", OK by {before.node}" if before is not None else "")
             )
-            self._suspects[invoked.key].append((Violation.OFFSET_REUSED, text, event.at_s))
+            self._suspects.append(
+                _Suspect({invoked.key, other}, Verdict(Violation.OFFSET_REUSED, text, event.at_s))
+            )
         if event.queue_offset <= self._highest.get(where, -1):
             for offset, key in places.items():
                 answered = self._promised.get(key)
@@ -268,7 +277,9 @@ class _Judge:
                         f"{where[0]}/{where[1]}: {invoked.key} at {event.queue_offset} was sent after"
                         f" the OK for {key} at {offset}"
                     )
-                    self._suspects[invoked.key].append((Violation.REORDERED, text, event.at_s))
+                    self._suspects.append(
+                        _Suspect({invoked.key, key}, Verdict(Violation.REORDERED, text, event.at_s))
+                    )
                     break
         places[event.queue_offset] = invoked.key
         self._highest[where] = max(self._highest.get(where, -1), event.queue_offset)
@@ -285,7 +296,9 @@ class _Judge:
         other = places.setdefault(event.queue_offset, event.key)
         if other != event.key:
             text = f"{event.topic}/{event.queue} offset {event.queue_offset} was served as {event.key}, and is {other}"
-            self._suspects[event.key].append((Violation.OFFSET_REUSED, text, event.at_s))
+            self._suspects.append(
+                _Suspect({event.key, other}, Verdict(Violation.OFFSET_REUSED, text, event.at_s))
+            )
         self._seen[event.key] = event
 
     def _void(self, event: Voided) -> None:
@@ -294,7 +307,7 @@ class _Judge:
             if self._promised.pop(key, None) is not None or key in self._seen:
                 self._voided[key] = event.why
             self._seen.pop(key, None)
-            self._suspects.pop(key, None)
+        self._suspects = [one for one in self._suspects if gone.isdisjoint(one.keys)]
         if event.places:
             for topic, queue, offset in event.places:
                 self._places[topic, queue].pop(offset, None)
@@ -310,9 +323,7 @@ class _Judge:
             deadline_s = send.invoked.deadline_s
             if send.answered is None and deadline_s and self._end_s > deadline_s + HANG_S:
                 self._say(Violation.HANG, f"{send.invoked.send} was never answered", self._end_s)
-        for suspects in self._suspects.values():
-            for violation, text, at_s in suspects:
-                self._say(violation, text, at_s)
+        self.findings.verdicts += [one.verdict for one in self._suspects]
         if self._settled is not None and not self._settled.ok and not self.findings.waiting:
             self._say(Violation.NOT_SETTLED, self._settled.why, self._settled.at_s)
         survivor = next((log for log in self._logs if log.surviving), None)

@@ -168,6 +168,14 @@ def test_one_offset_acknowledged_by_two_masters_says_by_whom() -> None:
     assert "T/0 offset 0 is d by b, and was m1, OK by a" in said
 
 
+def test_one_offset_for_two_messages_counts_unless_one_of_them_is_void_in_the_end() -> None:
+    twice = [*clean()[:9], invoked(6.6, "d"), ok(6.7, "d", 0)]
+    assert Violation.OFFSET_REUSED in found([*twice, *clean()[9:]])
+    for key in ("m1", "d"):
+        later = Voided(9.5, (key,), "store put back")
+        assert Violation.OFFSET_REUSED not in found([*twice, *clean()[9:-2], later])
+
+
 def test_what_a_queue_does_not_serve_is_not_readable() -> None:
     served = Served(40.0, "b", "T", 0, ((0, "m1"), (1, "m2"), (2, "m2"), (3, "m3")))
     assert not found([*clean(), served])
