@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from haservice.devtools import pair
+from tests.support import fork_server
 from tests.support.left_open import (
     check_descriptors,
     check_threads,
@@ -76,6 +77,7 @@ def pytest_configure() -> None:
     settings.register_profile("untimed", deadline=None)
     settings.load_profile("untimed")
     watch_files()
+    fork_server.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to programs that they start
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from haservice.errors import HAServiceError
 
@@ -59,6 +59,19 @@ def free_port_block(count: int) -> int:
     raise HAServiceError(f"no {count} free ports in a row between {min(PORTS)} and {max(PORTS)}")
 
 
+def started(
+    module: str, command: str, arguments: Sequence[str], output: IO[bytes], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """One of our commands as a child process; `env` is added to this process's environment."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _RUN.format(module=module, command=command), *arguments],
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    )
+
+
 class Process:
     """One of our commands as a child process, its output in a log file."""
 
@@ -78,17 +91,8 @@ class Process:
         self._boot_line = boot_line
         self._output = log.open("ab")
         self._seen = log.stat().st_size
-        self.popen = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _RUN.format(module=module or f"haservice.admin.{command}", command=command),
-                *arguments,
-            ],
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **(env or {})},
+        self.popen = started(
+            module or f"haservice.admin.{command}", command, arguments, self._output, env or {}
         )
 
     @property
