@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from haservice.admin.calls import MQAdmin
+from haservice.devtools import pair as pair_module
 from haservice.devtools.pair import Process, ScratchPair
 from tests.cluster.support import numbered, send_ok
 from tests.support.certificates import signed
+from tests.support.fork_server import started_plainly
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -40,6 +42,7 @@ def hangups_told() -> Iterator[None]:
 def terminals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Each process that is started has a terminal of its own; closing its number here ends the terminal."""
     original = subprocess.Popen
+    monkeypatch.setattr(pair_module, "started", started_plainly)
     masters: list[int] = []
 
     def in_terminal(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -65,6 +68,7 @@ def terminals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def services(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are started have no terminal."""
     original = subprocess.Popen
+    monkeypatch.setattr(pair_module, "started", started_plainly)
     monkeypatch.setattr(
         subprocess, "Popen", lambda *args, **options: original(*args, **options, start_new_session=True)
     )

@@ -55,20 +55,21 @@ BREAKS_ITSELF = "tests.chaos."
 REQUEST_BYTES_MAX = 1024 * 1024
 STATUS = struct.Struct("<i")
 
+started_plainly = pair.started
+
 _FORK = f"from {__name__} import serve; serve()"
 
 
 def use() -> None:
     """From now on; the server is started when it is needed first."""
     server = ForkServer()
-    plain = pair.started
 
     def started(
         module: str, command: str, arguments: Sequence[str], output: IO[bytes], env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         if not module.startswith(BREAKS_ITSELF) and server.fits(env):
             return server.start(module, command, arguments, output, env)
-        return plain(module, command, arguments, output, env)
+        return started_plainly(module, command, arguments, output, env)
 
     pair.started = started
 
@@ -161,9 +162,9 @@ def _surroundings(env: Mapping[str, str]) -> str:
     ]
     spaces = [str(Path(f"/proc/thread-self/ns/{name}").readlink()) for name in ("net", "mnt", "pid")]
     status = Path("/proc/self/status").read_text()
-    umask = next((line for line in status.splitlines() if line.startswith("Umask")), "")
+    kept = [line for line in status.splitlines() if line.startswith(("Umask", "SigIgn"))]
     variables = sorted((key, value) for key, value in env.items() if key.startswith(AT_START))
-    return repr((limits, spaces, umask, variables, os.getuid()))
+    return repr((limits, spaces, kept, variables, os.getuid()))
 
 
 # -- the server -------------------------------------------------------------------------------------
