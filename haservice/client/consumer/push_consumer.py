@@ -89,6 +89,7 @@ class AsyncPushConsumer:
             takes_lists=on_messages is not None,
             threads=consuming.consume_threads,
             timeout_s=consuming.consume_timeout_s,
+            waits_for_threads=consuming.orderly,
         )
         self._offsets = offsets_of(session, self._calls, consuming)
         self._locks = ConsumerLocks(self._calls) if consuming.orderly and not consuming.broadcasting else None

@@ -359,6 +359,30 @@ def test_a_message_whose_callback_takes_too_long_comes_again(cluster: Cluster) -
 # Bounds, pauses, the end
 
 
+def test_messages_behind_a_call_that_hangs_are_no_dead_letters(cluster: Cluster) -> None:
+    node = cluster.start(log={"message_delay_levels": "1s 1s 1s 1s"})
+    cluster.fill(node, count=4, queues=1)
+    gate = threading.Event()
+
+    def hang(message: Received) -> None:
+        if len(seen.messages) == 1:
+            gate.wait(PATIENCE_S)
+
+    seen = Seen(hang)
+
+    async def main() -> None:
+        limits = {"consume_threads": 1, "consume_timeout_s": 0.1, "max_reconsume_times": 1}
+        async with push(cluster, "g", seen, **limits):
+            await until(lambda: stored(node, "%RETRY%g"), "the call that hangs has timed out")
+            await asyncio.sleep(0.3)  # what waits behind it would have, too
+            gate.set()
+            await until(lambda: len(seen.messages) >= 5, "all are seen, one of them twice")
+        assert set(seen.numbers) == {0, 1, 2, 3}
+
+    run(main())
+    assert stored(node, "%DLQ%g") == []
+
+
 def test_no_more_is_pulled_than_the_limits_allow(cluster: Cluster) -> None:
     node = cluster.start()
     cluster.fill(node, count=100, queues=1)

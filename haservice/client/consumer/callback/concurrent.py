@@ -130,7 +130,7 @@ class Concurrent:
     async def _consume(self, piece: _Piece) -> None:
         size = self._batch_max
         groups = [piece.messages[first : first + size] for first in range(0, len(piece.messages), size)]
-        outcomes = await self._handler.call(groups, go_on=lambda outcome: piece.counts and not self._closing)
+        outcomes = await self._handler.call(groups, go_on=lambda before: piece.counts and not self._closing)
         done: list[Received] = []
         for outcome in outcomes:
             self._note(piece.reader.queue.topic, outcome)

@@ -144,7 +144,9 @@ class Orderly:
                 groups = [some[first : first + size] for first in range(0, len(some), size)]
                 outcomes = await self._handler.call(
                     groups,
-                    go_on=lambda outcome: outcome.error is None and self._may_go_on(reader, in_flight),
+                    go_on=lambda before: (
+                        (before is None or before.error is None) and self._may_go_on(reader, in_flight)
+                    ),
                 )
                 pause_s = 0.0
                 for outcome in outcomes:
