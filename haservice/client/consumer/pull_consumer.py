@@ -350,7 +350,7 @@ class AsyncPullConsumer:
         return reader
 
     async def _begin_at(self, queue: MessageQueue) -> int:
-        return await begin_at(queue, self._store, self._calls, self.consuming.consume_from)
+        return await begin_at(queue, self._positions, self._calls, self.consuming.consume_from)
 
 
 class PullConsumer(BlockingFace[AsyncPullConsumer]):

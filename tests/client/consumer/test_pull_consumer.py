@@ -202,6 +202,22 @@ def test_sql92_while_assigned_goes_with_each_pull(cluster: Cluster) -> None:
     run(main())
 
 
+def test_a_new_group_that_closes_before_its_first_message_goes_on_where_it_began(cluster: Cluster) -> None:
+    node = cluster.start(broker={"access_message_in_memory_max_ratio": 0})
+    cluster.fill(node, count=4)
+
+    async def main() -> None:
+        async with pull(cluster, consume_from=ConsumeFrom.LAST).subscribe("Orders") as consumer:
+            await until(lambda: len(consumer.assignment()) == 4, "it has its queues")
+            for queue in consumer.assignment():
+                await until(lambda queue=queue: consumer.position(queue) is not None, "it begins in each")
+        await asyncio.to_thread(cluster.fill, node, first=4, count=4)
+        async with pull(cluster, consume_from=ConsumeFrom.LAST).subscribe("Orders") as consumer:
+            assert await take(consumer, 4) == [4, 5, 6, 7]
+
+    run(main())
+
+
 # For threads
 
 

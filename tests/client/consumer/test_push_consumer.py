@@ -271,6 +271,30 @@ def test_a_new_group_begins_where_it_says(cluster: Cluster) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("way", ["close", "give up"])
+def test_a_new_group_at_the_end_of_a_quiet_queue_goes_on_there(cluster: Cluster, way: str) -> None:
+    """Closed early, or at its first rebalance: its pulls are still held at the broker."""
+    node = cluster.start(broker={"access_message_in_memory_max_ratio": 0})
+    cluster.fill(node, count=8)
+
+    async def main() -> None:
+        seen = Seen()
+        async with push(cluster, "g", seen, consume_from=ConsumeFrom.LAST) as one:
+            await until(lambda: len(readers_of(one)) == 4, "it has its queues")
+            await until(
+                lambda: all(reader.in_flight is not None for reader in readers_of(one)), "it begins in each"
+            )
+            if way == "give up":
+                one.unsubscribe("Orders")
+                await until(lambda: not readers_of(one), "it gives them up")
+        await asyncio.to_thread(cluster.fill, node, first=8, count=8)
+        async with push(cluster, "g", seen, consume_from=ConsumeFrom.LAST):
+            await until(lambda: len(seen.messages) >= 8, "what came while no member ran is consumed")
+        assert seen.numbers == list(range(8, 16))
+
+    run(main())
+
+
 # What is not consumed
 
 
