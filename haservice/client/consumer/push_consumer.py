@@ -326,7 +326,7 @@ class AsyncPushConsumer:
             workers=consuming.consume_threads,
             batch_max=consuming.batch_max,
             suspend_s=consuming.suspend_queue_s,
-            max_reconsume_times=consuming.max_reconsume_times,
+            max_reconsume_times=consuming.reconsume_times_bound,
         )
 
     def _note(self, topic: str, outcome: ConsumeOutcome[Received]) -> None:
@@ -339,7 +339,7 @@ class AsyncPushConsumer:
                 self._traces.note(entries, [message.msg_id for message in outcome.messages])
 
     def _max_reconsume_times(self) -> int:
-        wanted = self.consuming.max_reconsume_times
+        wanted = self.consuming.reconsume_times_bound
         return MAX_RECONSUME_TIMES if wanted is None else wanted
 
     def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:
