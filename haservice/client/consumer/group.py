@@ -39,7 +39,7 @@ REBALANCE_S = 20.0
 UNSETTLED_S = 1.0
 RETRY_TOPIC_MS = 60_000  # how long to wait for the route of the retry topic
 COMMIT_S = 5.0
-# How long a member that leaves waits for queues that it is giving up.
+# How long a member that leaves waits at least for queues that it is giving up.
 RELEASE_S = 2.0
 # A member that brokers do not list keeps its queues this long: it would get them again in a moment.
 UNLISTED_S = 60.0
@@ -163,10 +163,17 @@ class GroupMember:
         for reader in self.readers.values():
             reader.halt()
 
-    async def leave(self) -> None:
-        """Call it after halt(), when nothing is consumed any more: stores offsets, gives locks back."""
+    async def leave(
+        self, still_consumed: Collection[MessageQueue] = (), release_s: float = RELEASE_S
+    ) -> None:
+        """Call it after halt(): stores offsets, gives locks back.
+
+        The locks of queues that are `still_consumed`, or still not given up after `release_s`, end by
+        themselves: no other member may begin while a call runs here.
+        """
         if self._releasing:
-            await asyncio.wait(self._releasing.values(), timeout=RELEASE_S)
+            await asyncio.wait(self._releasing.values(), timeout=max(release_s, RELEASE_S))
+            await self.commit()
         tasks = [*self._tasks, *self._releasing.values()]
         for task in tasks:
             task.cancel()
@@ -177,7 +184,9 @@ class GroupMember:
         for reader in self.readers.values():
             reader.drop()
         if self._locks is not None:
-            await asyncio.gather(*(self._locks.release(queue) for queue in self.readers))
+            await asyncio.gather(
+                *(self._locks.release(queue) for queue in self.readers if queue not in still_consumed)
+            )
         self.readers.clear()
 
     def rebalance_soon(self) -> None:
@@ -331,10 +340,12 @@ class GroupMember:
     async def _release(self, reader: QueueReader) -> None:
         """Gives a queue up.  The offset stored now is where the next owner begins."""
         queue = reader.queue
+        is_consumed = True
         try:
             reader.halt()
             if self._on_release is not None:
                 await self._on_release(reader)
+            is_consumed = False
             reader.drop()
             await self._offsets.commit([queue])
         except (HAServiceError, OSError) as error:
@@ -342,4 +353,7 @@ class GroupMember:
         finally:
             self._offsets.forget(queue)
             if self._locks is not None:
-                await self._locks.release(queue)
+                if is_consumed:  # the member closes before the call ends
+                    self._locks.forget(queue)
+                else:
+                    await self._locks.release(queue)

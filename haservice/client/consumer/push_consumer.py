@@ -209,8 +209,8 @@ class AsyncPushConsumer:
         if self._started:
             deadline = Deadline(self.consuming.close_timeout_s)
             self._member.halt()
-            await self._consumption.stop(deadline.remaining)
-            await self._member.leave()
+            running = await self._consumption.stop(deadline.remaining)
+            await self._member.leave(running, deadline.remaining)
             self._answers.unregister()
             await self.session.remove_consumer(self.group)
             await asyncio.to_thread(self._handler.stop, deadline)

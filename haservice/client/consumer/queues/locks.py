@@ -56,6 +56,11 @@ class ConsumerLocks:
             if not self.is_held(queue):
                 await asyncio.sleep(AGAIN_S)
 
+    def forget(self, queue: MessageQueue) -> None:
+        """Renews the lock no more; it ends by itself."""
+        self._wanted.discard(queue)
+        self._locked_s.pop(queue, None)
+
     async def release(self, queue: MessageQueue) -> None:
         self._wanted.discard(queue)
         if self._locked_s.pop(queue, None) is None:
