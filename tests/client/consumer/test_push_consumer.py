@@ -295,6 +295,35 @@ def test_a_new_group_at_the_end_of_a_quiet_queue_goes_on_there(cluster: Cluster,
     run(main())
 
 
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_member_that_stood_still_begins_at_what_others_have_stored(cluster: Cluster, orderly: bool) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=8, queues=1)
+    gate = threading.Event()
+
+    def hold(message: Received) -> None:
+        if message.body == b"2" and not gate.is_set():
+            gate.wait(PATIENCE_S)
+
+    async def main() -> None:
+        seen, now_s = Seen(hold), [1000.0]
+        one = push(cluster, "g", seen, orderly=orderly, consume_threads=1)
+        one._member._clock_s = lambda: now_s[0]
+        async with one:
+            await until(lambda: len(seen.messages) == 3, "it is at the third message")
+            node.offsets.commit("g", "Orders", 0, 6)  # another member has gone on meanwhile
+            now_s[0] += 150.0
+            assert await one.commit()
+            assert node.offsets.query("g", "Orders", 0) == 6
+            gate.set()
+            await until(lambda: len(seen.messages) >= 5, "it goes on")
+            assert await one.commit()
+        assert seen.numbers == [0, 1, 2, 6, 7]
+        assert node.offsets.query("g", "Orders", 0) == 8
+
+    run(main())
+
+
 # What is not consumed
 
 

@@ -23,10 +23,15 @@ VALID_S = 30.0
 AGAIN_S = 1.0
 
 
+def awake_and_asleep_s() -> float:
+    """Seconds that also pass while the machine sleeps, unlike those of time.monotonic()."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ConsumerLocks:
     """The locks of one consumer.  On one loop; `is_held` from any thread."""
 
-    def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = awake_and_asleep_s) -> None:
         self._calls = calls
         self._clock_s = clock_s
         self._locked_s: dict[
