@@ -6,6 +6,7 @@ Received  ← a record from a pull: its body as the producer had it, its propert
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,11 @@ from typing import NamedTuple, Self
 from commitlog.kernel import layout, records
 from haservice.bounds import INT_MAX
 from haservice.client.errors import MessageIllegal
+from haservice.log_throttle import LogThrottle
 from haservice.remoting.bodies.clients import MessageQueue
+
+logger = logging.getLogger(__name__)
+_throttle = LogThrottle()
 
 TAGS = "TAGS"
 KEYS = "KEYS"
@@ -192,14 +197,29 @@ def compressed(body: bytes, above_bytes: int = COMPRESS_ABOVE_BYTES) -> tuple[by
     return (packed, layout.SYS_COMPRESSED | SYS_ZLIB) if len(packed) < len(body) else (body, 0)
 
 
-def uncompressed(body: bytes, sys_flag: int) -> bytes:
-    """The body as its producer had it, if possible: opens zlib, leaves other kinds."""
+def uncompressed(body: bytes, sys_flag: int, whose: str = "") -> bytes:
+    """The body as its producer had it, if possible: opens zlib, leaves other kinds.
+
+    A body that is cut, damaged or too large comes as it is, and an error is logged, now and then.
+    """
     if not sys_flag & layout.SYS_COMPRESSED or sys_flag & SYS_COMPRESSION_MASK not in _ZLIB_KINDS:
         return body
+    stream = zlib.decompressobj()
     try:
-        return zlib.decompressobj().decompress(body, INFLATED_BYTES_MAX)
-    except zlib.error:
-        return body
+        opened = stream.decompress(body, INFLATED_BYTES_MAX + 1)
+    except zlib.error as error:
+        reason = str(error)
+    else:
+        if stream.eof and len(opened) <= INFLATED_BYTES_MAX:
+            return opened
+        is_cut = len(opened) <= INFLATED_BYTES_MAX
+        reason = "its end is missing" if is_cut else f"it unfolds to more than {INFLATED_BYTES_MAX} bytes"
+    if _throttle.ready("body"):
+        logger.error(
+            "compressed body cannot be opened, it comes as it is message=%s bytes=%d reason=%s",
+            *(whose, len(body), reason),
+        )
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +267,14 @@ class Received:
         """Makes the message from a record."""
         properties = records.decode_properties(record.properties)
         offset_msg_id = record.message_id
+        msg_id = properties.get(UNIQUE_KEY, offset_msg_id)
         topic = record.topic
         if topic.startswith(RETRY_PREFIX):
             topic = properties.get(RETRY_TOPIC, topic)
         return cls(
             topic=topic,
-            body=uncompressed(record.body, record.sys_flag),
-            msg_id=properties.get(UNIQUE_KEY, offset_msg_id),
+            body=uncompressed(record.body, record.sys_flag, msg_id),
+            msg_id=msg_id,
             offset_msg_id=offset_msg_id,
             queue=MessageQueue(record.topic, broker_name, record.queue_id),
             queue_offset=record.queue_offset,

@@ -210,15 +210,14 @@ class AsyncProducer:
         extra = {HALF_MESSAGE: "true", PRODUCER_GROUP: self.group}
         half = layout.SYS_TRANSACTION_PREPARED
         sent = prepared(message, self.session.new_key(), self._limits, extra, sys_flag=half)
-        if self._ledger_path is None:
-            result = await self._deliver(sent, message, None, timeout_s)
-            return await self._transactions.finish(message, result, argument)
         await self._ready()
-        assert self._ledger is not None
         # The half message's answer is no promise: nobody sees it before it is committed.
-        sent_ms = self._ledger.sending(sent.topic, [sent.unique_key])
-        result = await self._deliver(sent, message, None, timeout_s)
-        done = await self._transactions.finish(message, result, argument)
+        sent_ms = 0 if self._ledger is None else self._ledger.sending(sent.topic, [sent.unique_key])
+        with self._transactions.running(sent.unique_key):
+            result = await self._deliver(sent, message, None, timeout_s)
+            done = await self._transactions.finish(message, result, argument)
+        if self._ledger is None:
+            return done
         state = _STATE_WORDS.get(done.state, UNDECIDED) if done.told else UNDECIDED
         self._ledger.answered(sent.topic, [sent.unique_key], state, sent_ms)
         return done

@@ -72,4 +72,4 @@ def tag_of(message: records.StoredMessage) -> str | None:
 
 def body_of(message: records.StoredMessage) -> bytes:
     """The body as its producer had it, if possible."""
-    return uncompressed(message.body, message.sys_flag)
+    return uncompressed(message.body, message.sys_flag, message.message_id)

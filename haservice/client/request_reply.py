@@ -93,10 +93,11 @@ class Requests:
 
 def _received(header: ReplyMessageHeader, properties: Mapping[str, str], body: bytes) -> Received:
     """A reply is pushed, not pulled: it need not be stored, and has no offsets."""
+    msg_id = properties.get(UNIQUE_KEY, "")
     return Received(
         topic=header.topic,
-        body=uncompressed(body, header.sys_flag),
-        msg_id=properties.get(UNIQUE_KEY, ""),
+        body=uncompressed(body, header.sys_flag, msg_id),
+        msg_id=msg_id,
         offset_msg_id="",
         queue=MessageQueue(header.topic, "", header.queue_id),
         queue_offset=0,

@@ -57,6 +57,7 @@ class FakeBroker:
     unregistered: list[dict[str, str]] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
     others: list[RemotingCommand] = field(default_factory=list)
+    other: Behaviour = lambda connection, request: request.answer()
     server: RemotingServer | None = None
 
     @property
@@ -92,9 +93,9 @@ class FakeBroker:
         self.unregistered.append(request.ext)
         return request.answer()
 
-    def on_other(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
+    def on_other(self, connection: Connection, request: RemotingCommand) -> Outcome:
         self.others.append(request)
-        return request.answer()
+        return self.other(connection, request)
 
 
 @dataclass

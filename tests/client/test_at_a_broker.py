@@ -29,10 +29,12 @@ from haservice.client import (
     SendFailed,
     TransactionState,
 )
+from haservice.client.transactions import Transactions
 from haservice.devtools.pair import ScratchPair
 from haservice.errors import AnswerError
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.headers.clients import UpdateConsumerOffsetHeader
+from haservice.remoting.headers.transactions import EndTransactionHeader
 from tests.client.reading import bodies_in, messages_in
 from tests.client.reading import found as found_in
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -164,6 +166,42 @@ def test_what_a_listener_raises_is_raised_and_asked_for(options: ClientOptions, 
         with pytest.raises(ArithmeticError, match="application"):
             producer.send_in_transaction(Message("Raised", b"half"), "raise")
         wait_until(lambda: bodies_in(admin, "Raised") == [b"half"], "a check has committed it")
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "a plain function around coroutines"])
+def test_what_is_executed_is_not_checked_meanwhile(
+    options: ClientOptions, admin: Admin, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    asked, topic = threading.Event(), f"Long{int(wrapped)}"
+    real_tell = Transactions._tell
+
+    async def tell(self: Transactions, addr: str, header: EndTransactionHeader) -> object:
+        if header.from_transaction_check:
+            asked.set()
+        return await real_tell(self, addr, header)
+
+    class Listener:
+        checks = 0
+
+        def execute(self, message: Message, argument: Any) -> Any:
+            return self._execute() if wrapped else self._answer(asked.wait(PATIENCE_S))
+
+        async def _execute(self) -> TransactionState:
+            return self._answer(await asyncio.to_thread(asked.wait, PATIENCE_S))
+
+        def _answer(self, was_asked: bool) -> TransactionState:
+            return COMMIT if was_asked else ROLLBACK
+
+        def check(self, message: Received) -> TransactionState:
+            self.checks += 1
+            return ROLLBACK
+
+    monkeypatch.setattr(Transactions, "_tell", tell)
+    listener = Listener()
+    with Producer("long", options, listener=listener) as producer:
+        done = producer.send_in_transaction(Message(topic, b"paid"))
+        assert (done.state, done.told, done.refused, listener.checks) == (COMMIT, True, None, 0)
+        wait_until(lambda: bodies_in(admin, topic) == [b"paid"], "it is committed")
 
 
 def test_a_listener_of_coroutines_runs_on_the_loop(options: ClientOptions, admin: Admin) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from commitlog.kernel import records
 from haservice.client import Message, MessageIllegal
+from haservice.client import message as messages
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.message import Received, compressed, decode_all, encode_properties, uncompressed
 from haservice.client.sends import ProducerLimits, prepared, prepared_batch
+from haservice.log_throttle import LogThrottle
 
 HOST = records.encode_host("127.0.0.1", 10911)
 LIMITS = ProducerLimits()
@@ -101,6 +103,26 @@ def test_long_bodies_are_compressed_as_by_java_and_come_back() -> None:
     assert uncompressed(body, sys_flag) == uncompressed(body, 0x1) == b"x" * 4096
     assert uncompressed(b"no zlib", 0x301) == b"no zlib"
     assert uncompressed(b"LZ4", 0x101) == b"LZ4"
+
+
+def test_a_compressed_body_is_whole_or_comes_as_it_is(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = bytes(range(256)) * 50
+    packed = zlib.compress(whole)
+    assert uncompressed(packed, 0x301) == whole
+    for size in range(len(packed)):
+        assert uncompressed(packed[:size], 0x301) == packed[:size]
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", len(whole))
+    assert uncompressed(packed, 0x301) == whole
+    monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", len(whole) - 1)
+    assert uncompressed(packed, 0x301) == packed
+    for reason, body in (("its end is missing", packed[:9]), ("more than 64 bytes", packed)):
+        monkeypatch.setattr(messages, "_throttle", LogThrottle())
+        monkeypatch.setattr(messages, "INFLATED_BYTES_MAX", 64)
+        uncompressed(body, 0x301, "7F0001")
+        assert reason in caplog.text
+    assert "message=7F0001" in caplog.text
 
 
 def test_what_does_not_shrink_is_sent_as_it_is() -> None:

@@ -26,15 +26,19 @@ from haservice.client import (
     ProducerLimits,
     PullConsumer,
     PushConsumer,
+    Received,
     RouteUnknown,
     SendFailed,
     SendResult,
     SendStatus,
+    TransactionState,
 )
 from haservice.client.identity import UniqueKeys
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.clients import HeartbeatData
 from haservice.remoting.codes import RequestCode, ResponseCode
+from haservice.remoting.command import RemotingCommand
+from haservice.remoting.connection import Connection
 from haservice.remoting.headers.clients import SendMessageHeader
 from haservice.remoting.signature import content, signature
 from tests.client.fakes import (
@@ -497,6 +501,33 @@ def test_an_illegal_message_is_refused_by_every_call_and_hurts_no_other(
             await producer.send(several)
 
     run(cluster.options, scenario)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_refused_end_of_a_transaction_is_told_from_a_silent_one(
+    cluster: FakeCluster,
+    brokers: Callable[..., list[FakeBroker]],
+    caplog: pytest.LogCaptureFixture,
+    refuses: bool,
+) -> None:
+    def refuse(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        return request.answer(ResponseCode.SYSTEM_ERROR, "it has ended already, with rollback")
+
+    class Listener:
+        def execute(self, message: Message, argument: object) -> TransactionState:
+            return TransactionState.COMMIT
+
+        def check(self, message: Received) -> TransactionState:
+            raise AssertionError
+
+    (broker,) = brokers([])
+    broker.other = refuse if refuses else hangs_up
+    with Producer("t", cluster.options, listener=Listener()) as producer:
+        done = producer.send_in_transaction(HELLO)
+    assert (done.state, done.told, done.refused is not None) == (TransactionState.COMMIT, False, refuses)
+    assert ("was refused group=t" in caplog.text) is refuses
+    if refuses:
+        assert "it has ended already" in str(done.refused)
 
 
 def test_a_queue_of_another_topic_is_refused(

@@ -107,6 +107,10 @@ class GroupCalls:
             raise RemotingUnreachable(broker_name, "no master is known now")
         return addr
 
+    def master_now(self, broker_name: str) -> str | None:
+        """The master's address; None while there is none.  For any thread."""
+        return self._session.routes.master(broker_name)
+
     def any_of(self, broker_name: str, broker_id: int = MASTER_ID) -> str:
         """The broker with that id, else the master, else a slave; first those that answered the last time.
 

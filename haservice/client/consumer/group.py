@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from commitlog.log.log import wall_clock_ms
 from haservice.client.consumer.calls import GroupCalls
 from haservice.client.consumer.queues.allocation import Allocate, averagely
-from haservice.client.consumer.queues.locks import ConsumerLocks
+from haservice.client.consumer.queues.locks import ConsumerLocks, awake_and_asleep_s
 from haservice.client.consumer.queues.offsets import ConsumeFrom, Offsets
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.consumer.queues.rebalance import TopicView, plan
@@ -39,10 +39,15 @@ REBALANCE_S = 20.0
 UNSETTLED_S = 1.0
 RETRY_TOPIC_MS = 60_000  # how long to wait for the route of the retry topic
 COMMIT_S = 5.0
-# How long a member that leaves waits for queues that it is giving up.
+# How long a member that leaves waits at least for queues that it is giving up.
 RELEASE_S = 2.0
 # A member that brokers do not list keeps its queues this long: it would get them again in a moment.
 UNLISTED_S = 60.0
+
+# A member that stood still for this long may have lost its queues: locks end after 60 s, members after 120 s
+# without a heartbeat, and heartbeats go out every 30 s.
+FROZEN_S = 60.0
+TICK_S = 1.0
 
 CLUSTERING = "CLUSTERING"
 BROADCASTING = "BROADCASTING"
@@ -75,6 +80,7 @@ class GroupMember:
         *,
         locks: ConsumerLocks | None = None,
         on_release: Callable[[QueueReader], Awaitable[None]] | None = None,
+        clock_s: Callable[[], float] = awake_and_asleep_s,
     ) -> None:
         """`on_release` is awaited before a queue goes to others: until nothing of it is consumed here."""
         self.membership = membership
@@ -87,6 +93,9 @@ class GroupMember:
         self._make_reader = make_reader
         self._locks = locks
         self._on_release = on_release
+        self._clock_s = clock_s
+        self._alive_s = clock_s()
+        self._tick: asyncio.TimerHandle | None = None
         self._due = asyncio.Event()
         self._settled = False
         self._listed_s = time.monotonic()
@@ -141,6 +150,35 @@ class GroupMember:
     def balance(self) -> None:
         """Shares the queues with the other members from now on."""
         self._tasks.append(asyncio.create_task(self._keep_balanced()))
+        self._alive_s = self._clock_s()
+        self._on_tick()
+
+    def _on_tick(self) -> None:
+        """A timer's call, no task: after a freeze it comes before any task that waited goes on."""
+        self._look_frozen()
+        self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+
+    def _look_frozen(self) -> None:
+        """After a freeze, drops all readers: others may have their queues, and have stored other offsets."""
+        now_s, then_s = self._clock_s(), self._alive_s
+        self._alive_s = now_s
+        if (
+            self._tick is None
+            or now_s - then_s < FROZEN_S
+            or self.membership.broadcasting
+            or not self.readers
+        ):
+            return
+        logger.warning(
+            "stood still for %.0f s, begins again at the stored offsets group=%s queues=%d",
+            *(now_s - then_s, self.membership.group, len(self.readers)),
+        )
+        for queue, reader in list(self.readers.items()):
+            reader.drop()
+            self._offsets.forget(queue)
+            self._give_up(queue)
+        self._session.heartbeat_soon()
+        self.rebalance_soon()
 
     async def hold(self, queues: Collection[MessageQueue], subscriptions: Mapping[str, Subscription]) -> None:
         """Reads exactly these queues, whoever else has them.  Raises RouteUnknown or RemotingError."""
@@ -158,15 +196,25 @@ class GroupMember:
         """From now on takes, gives up and pulls no queue."""
         for task in self._tasks:
             task.cancel()
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
         for topic in self._watched:
             self._session.unwatch_route(topic, self._on_route)
         for reader in self.readers.values():
             reader.halt()
 
-    async def leave(self) -> None:
-        """Call it after halt(), when nothing is consumed any more: stores offsets, gives locks back."""
+    async def leave(
+        self, still_consumed: Collection[MessageQueue] = (), release_s: float = RELEASE_S
+    ) -> None:
+        """Call it after halt(): stores offsets, gives locks back.
+
+        The locks of queues that are `still_consumed`, or still not given up after `release_s`, end by
+        themselves: no other member may begin while a call runs here.
+        """
         if self._releasing:
-            await asyncio.wait(self._releasing.values(), timeout=RELEASE_S)
+            await asyncio.wait(self._releasing.values(), timeout=max(release_s, RELEASE_S))
+            await self.commit()
         tasks = [*self._tasks, *self._releasing.values()]
         for task in tasks:
             task.cancel()
@@ -177,7 +225,9 @@ class GroupMember:
         for reader in self.readers.values():
             reader.drop()
         if self._locks is not None:
-            await asyncio.gather(*(self._locks.release(queue) for queue in self.readers))
+            await asyncio.gather(
+                *(self._locks.release(queue) for queue in self.readers if queue not in still_consumed)
+            )
         self.readers.clear()
 
     def rebalance_soon(self) -> None:
@@ -212,6 +262,7 @@ class GroupMember:
 
     async def commit(self) -> bool:
         """Stores the offsets.  What cannot be stored now is stored the next time."""
+        self._look_frozen()
         try:
             await self._offsets.commit()
         except (HAServiceError, OSError) as error:
@@ -331,10 +382,12 @@ class GroupMember:
     async def _release(self, reader: QueueReader) -> None:
         """Gives a queue up.  The offset stored now is where the next owner begins."""
         queue = reader.queue
+        is_consumed = True
         try:
             reader.halt()
             if self._on_release is not None:
                 await self._on_release(reader)
+            is_consumed = False
             reader.drop()
             await self._offsets.commit([queue])
         except (HAServiceError, OSError) as error:
@@ -342,4 +395,7 @@ class GroupMember:
         finally:
             self._offsets.forget(queue)
             if self._locks is not None:
-                await self._locks.release(queue)
+                if is_consumed:  # the member closes before the call ends
+                    self._locks.forget(queue)
+                else:
+                    await self._locks.release(queue)

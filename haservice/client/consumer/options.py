@@ -27,7 +27,7 @@ class ConsumerOptions:
     `orderly`              the messages of a queue one after the other, in order
     `consume_threads`      calls of the callback at a time, of plain and of coroutine functions alike
     `batch_max`            messages of one call of `on_messages`
-    `max_reconsume_times`  tries before a message is a dead letter; None: 16, and no limit if orderly
+    `max_reconsume_times`  tries before a message is a dead letter; None, and Java's -1: 16, no limit if orderly
     `consume_timeout_s`    a call that takes longer counts as failed
     `suspend_queue_s`      orderly: how long a queue waits after a message was not consumed
     `close_timeout_s`      how long `close` waits for running calls
@@ -65,6 +65,14 @@ class ConsumerOptions:
         for name in ("consume_timeout_s", "suspend_queue_s", "suspend_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: more than 0")
+        times = self.max_reconsume_times
+        if times is not None and times < -1:
+            raise ValueError(f"max_reconsume_times={times}: at least 0, or -1 for RocketMQ's default")
+
+    @property
+    def reconsume_times_bound(self) -> int | None:
+        """`max_reconsume_times`; None: RocketMQ's default."""
+        return None if self.max_reconsume_times == -1 else self.max_reconsume_times
 
 
 DEFAULT_OPTIONS = ConsumerOptions()

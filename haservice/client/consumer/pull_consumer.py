@@ -10,8 +10,10 @@ A message counts as consumed when the application asks for more: by the next `po
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -23,9 +25,9 @@ from haservice.client.consumer.answers import Answers
 from haservice.client.consumer.calls import GroupCalls, PullLimits
 from haservice.client.consumer.group import PULL, GroupMember, GroupMembership
 from haservice.client.consumer.options import DEFAULT_OPTIONS, ConsumerOptions
-from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.local_offsets import LocalOffsets, offsets_of
 from haservice.client.consumer.queues.offsets import begin_at, milliseconds
+from haservice.client.consumer.queues.polled import PolledMessages
 from haservice.client.consumer.queues.polled_offsets import PolledOffsets
 from haservice.client.consumer.queues.reader import QueueReader, Reading
 from haservice.client.consumer.stats import ConsumerStats
@@ -37,6 +39,8 @@ from haservice.client.options import ClientOptions
 from haservice.client.session import Session
 from haservice.ledger import ConsumedLedger, LedgerError
 from haservice.remoting.bodies.clients import MessageQueue
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 5.0
 BATCH_MAX = 1 << 31  # more than any poll gives
@@ -50,14 +54,6 @@ class NotAssigned(ClientError):
             f"{queue.topic} queue {queue.queue_id} at {queue.broker_name} is not assigned here now"
         )
         self.queue = queue
-
-
-class _Buffer:
-    """Messages of one queue that were pulled and not polled yet."""
-
-    def __init__(self, in_flight: InFlight[Received]) -> None:
-        self.in_flight = in_flight
-        self.messages: deque[Received] = deque()
 
 
 class AsyncPullConsumer:
@@ -85,6 +81,7 @@ class AsyncPullConsumer:
         self._stats = ConsumerStats()
         self._store = offsets_of(session, self._calls, consuming)
         self._positions = PolledOffsets(self._store, consuming.auto_commit)
+        self._messages = PolledMessages()
         self._reading = Reading(
             calls=self._calls,
             offsets=self._positions,
@@ -94,7 +91,7 @@ class AsyncPullConsumer:
                 consuming.pull_batch, consuming.suspend_s, consuming.suspend_s + 10.0, sql_in_pulls=True
             ),
             begin_at=self._begin_at,
-            deliver=self._deliver,
+            deliver=self._messages.deliver,
             on_unheard=lambda _: session.heartbeat_soon(),
             commits=False,
         )
@@ -115,10 +112,7 @@ class AsyncPullConsumer:
         self._calls.on_away = self._member.on_away
         self._answers = Answers(session, self._member, self._positions, self._stats)
         self._assigned: dict[str, Subscription] = {}
-        self._buffers: dict[QueueReader, _Buffer] = {}
-        self._turn: deque[QueueReader] = deque()  # readers with messages, in the order of polls
-        self._polled: list[tuple[QueueReader, InFlight[Received], list[Received]]] = []
-        self._arrived = asyncio.Event()
+        self._poller: asyncio.Task[object] | None = None  # the task of the last poll
         self._paused: set[MessageQueue] = set()
         self._ledger_path = ledger
         self._ledger: ConsumedLedger | None = None
@@ -194,14 +188,15 @@ class AsyncPullConsumer:
     async def close(self, *, consumed: bool = True) -> None:
         """Stores how far the application has come, if `auto_commit`, and leaves the group.
 
-        With `consumed=False` the messages of the last `poll` come again.  A second call waits for the first one.
+        The messages of the last `poll` come again with `consumed=False`, and if another task polled them that
+        was cancelled, failed or still runs.  A second call waits for the first one.
         """
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(consumed))
+            self._closing = asyncio.create_task(self._close(consumed and self._finished_by_poller()))
         await asyncio.shield(self._closing)
 
     async def _close(self, consumed: bool) -> None:
-        self._arrived.set()
+        self._messages.arrived.set()
         if self._started:
             self._member.halt()
             if consumed:
@@ -225,8 +220,8 @@ class AsyncPullConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """If the application raised, the message that it was at is not consumed."""
-        await self.close(consumed=error is None or isinstance(error, asyncio.CancelledError | GeneratorExit))
+        """If the application raised or was cancelled, the messages of the last poll are not consumed."""
+        await self.close(consumed=error is None)
 
     def _check_open(self) -> None:
         if self._closing is not None:
@@ -242,14 +237,15 @@ class AsyncPullConsumer:
         """
         self._check_open()
         self._finish_polled()
+        self._poller = asyncio.current_task()
         await self.start()
         await self._join()
         count = max_messages or self.consuming.pull_batch
         try:
             async with asyncio.timeout(timeout_s):
-                while not (found := self._take(count)):
-                    self._arrived.clear()
-                    await self._arrived.wait()
+                while not (found := self._messages.take(count, self._paused)):
+                    self._messages.arrived.clear()
+                    await self._messages.arrived.wait()
                     self._check_open()
         except TimeoutError:
             return []
@@ -267,54 +263,28 @@ class AsyncPullConsumer:
         except ClientClosed:
             return
 
-    def _take(self, count: int) -> list[Received]:
-        found: list[Received] = []
-        for _ in range(len(self._turn)):
-            reader = self._turn.popleft()
-            buffer = self._buffers.get(reader)
-            if buffer is None or not reader.is_current(buffer.in_flight):
-                self._buffers.pop(reader, None)
-                continue
-            self._turn.append(reader)
-            if reader.queue in self._paused or not buffer.messages:
-                continue
-            some = [buffer.messages.popleft() for _ in range(min(count - len(found), len(buffer.messages)))]
-            self._polled.append((reader, buffer.in_flight, some))
-            found += some
-            if len(found) == count:
-                break
-        return found
-
     def put_back(self, count: int) -> None:
         """The last `count` messages of the last poll are not consumed: the next poll gives them again."""
-        while count > 0 and self._polled:
-            reader, in_flight, messages = self._polled[-1]
-            buffer = self._buffers.get(reader)
-            while count > 0 and messages:
-                message = messages.pop()
-                count -= 1
-                if buffer is not None and buffer.in_flight is in_flight:
-                    buffer.messages.appendleft(message)
-            if not messages:
-                self._polled.pop()
-        self._arrived.set()
+        self._messages.put_back(count)
 
     def _finish_polled(self) -> None:
-        polled, self._polled = self._polled, []
-        for reader, in_flight, messages in polled:
-            reader.consumed(in_flight, messages)
+        consumed = self._messages.finish()
         if self._ledger is not None:
-            self._ledger.consumed([one.ledger_entry for _, _, messages in polled for one in messages])
+            self._ledger.consumed([message.ledger_entry for message in consumed])
 
-    def _deliver(self, reader: QueueReader, messages: Sequence[Received]) -> None:
-        assert reader.in_flight is not None
-        buffer = self._buffers.get(reader)
-        if buffer is None or buffer.in_flight is not reader.in_flight:
-            if buffer is None:
-                self._turn.append(reader)
-            buffer = self._buffers[reader] = _Buffer(reader.in_flight)
-        buffer.messages.extend(messages)
-        self._arrived.set()
+    def _finished_by_poller(self) -> bool:
+        """Whether the messages of the last poll are consumed when the calling task closes the consumer.
+
+        What another task has polled and may still process is not.
+        """
+        poller = self._poller
+        if poller is None or poller is asyncio.current_task():
+            return True
+        if not poller.done() or poller.cancelled():
+            return False
+        if (error := poller.exception()) is not None:  # taken here, asyncio no longer logs it
+            logger.warning("what a task polled comes again, it failed group=%s", self.group, exc_info=error)
+        return error is None
 
     # Offsets
 
@@ -334,10 +304,8 @@ class AsyncPullConsumer:
         reader = self._reader(queue)
         if reader.in_flight is None:
             return None
-        buffer = self._buffers.get(reader)
-        if buffer is not None and buffer.messages and reader.is_current(buffer.in_flight):
-            return buffer.messages[0].queue_offset
-        return reader.in_flight.pulled_to
+        waiting = self._messages.first_waiting(reader)
+        return reader.in_flight.pulled_to if waiting is None else waiting
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Has the next poll read `queue` from `offset`.  Raises NotAssigned, and TypeError."""
@@ -364,7 +332,7 @@ class AsyncPullConsumer:
     def resume(self, queues: Collection[MessageQueue]) -> None:
         self._paused.difference_update(queues)
         self._pause()
-        self._arrived.set()
+        self._messages.arrived.set()
 
     def _pause(self) -> None:
         for queue, reader in self._member.readers.items():
@@ -382,7 +350,7 @@ class AsyncPullConsumer:
         return reader
 
     async def _begin_at(self, queue: MessageQueue) -> int:
-        return await begin_at(queue, self._store, self._calls, self.consuming.consume_from)
+        return await begin_at(queue, self._positions, self._calls, self.consuming.consume_from)
 
 
 class PullConsumer(BlockingFace[AsyncPullConsumer]):
@@ -399,6 +367,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         self.group = group
         self._left: deque[Received] = deque()  # polled for an iteration that has not reached them
         self._iterating = False
+        self._poller: threading.Thread | None = None  # the thread of the last poll
         super().__init__(lambda: AsyncPullConsumer(group, options, consuming=consuming, ledger=ledger))
 
     def __exit__(
@@ -413,9 +382,11 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         self.close()
 
     def close(self) -> None:
-        """See AsyncPullConsumer.close."""
+        """See AsyncPullConsumer.close.  What another thread polled and may still process comes again."""
+        poller = self._poller
+        in_process = poller is not None and poller is not threading.current_thread() and poller.is_alive()
         with suppress(ClientClosed):
-            self._put_back(0)
+            self._put_back(None if in_process and not self._iterating else int(in_process))
         super().close()
 
     def subscribe(self, topic: str, expression: str = ALL, *, sql: bool = False) -> Self:
@@ -440,6 +411,7 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
     def poll(self, timeout_s: float = POLL_S, *, max_messages: int | None = None) -> list[Received]:
         """See AsyncPullConsumer.poll."""
         self._put_back(0)
+        self._poller = threading.current_thread()
         return self._call(self._inner.poll(timeout_s, max_messages=max_messages))
 
     def __iter__(self) -> Iterator[Received]:

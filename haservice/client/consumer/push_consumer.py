@@ -89,6 +89,7 @@ class AsyncPushConsumer:
             takes_lists=on_messages is not None,
             threads=consuming.consume_threads,
             timeout_s=consuming.consume_timeout_s,
+            waits_for_threads=consuming.orderly,
         )
         self._offsets = offsets_of(session, self._calls, consuming)
         self._locks = ConsumerLocks(self._calls) if consuming.orderly and not consuming.broadcasting else None
@@ -208,8 +209,8 @@ class AsyncPushConsumer:
         if self._started:
             deadline = Deadline(self.consuming.close_timeout_s)
             self._member.halt()
-            await self._consumption.stop(deadline.remaining)
-            await self._member.leave()
+            running = await self._consumption.stop(deadline.remaining)
+            await self._member.leave(running, deadline.remaining)
             self._answers.unregister()
             await self.session.remove_consumer(self.group)
             await asyncio.to_thread(self._handler.stop, deadline)
@@ -325,7 +326,7 @@ class AsyncPushConsumer:
             workers=consuming.consume_threads,
             batch_max=consuming.batch_max,
             suspend_s=consuming.suspend_queue_s,
-            max_reconsume_times=consuming.max_reconsume_times,
+            max_reconsume_times=consuming.reconsume_times_bound,
         )
 
     def _note(self, topic: str, outcome: ConsumeOutcome[Received]) -> None:
@@ -338,7 +339,7 @@ class AsyncPushConsumer:
                 self._traces.note(entries, [message.msg_id for message in outcome.messages])
 
     def _max_reconsume_times(self) -> int:
-        wanted = self.consuming.max_reconsume_times
+        wanted = self.consuming.reconsume_times_bound
         return MAX_RECONSUME_TIMES if wanted is None else wanted
 
     def _make_reader(self, queue: MessageQueue, subscription: Subscription) -> QueueReader:

@@ -146,6 +146,20 @@ def test_what_is_of_the_wrong_kind_is_refused() -> None:
     run(main())
 
 
+def test_javas_default_for_tries_is_rocketmqs_and_less_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"max_reconsume_times=-2: at least 0, or -1 for RocketMQ's default"):
+        ConsumerOptions(max_reconsume_times=-2)
+
+    async def main() -> None:
+        for times in (-1, None):
+            consuming = ConsumerOptions(max_reconsume_times=times)
+            assert AsyncPushConsumer("g", print, NOWHERE, consuming=consuming)._max_reconsume_times() == 16
+            assert consuming.reconsume_times_bound is None
+        assert ConsumerOptions(max_reconsume_times=0).reconsume_times_bound == 0
+
+    run(main())
+
+
 def test_a_nameserver_that_is_none_is_named_in_the_log_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:

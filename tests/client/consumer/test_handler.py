@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from haservice.client.consumer.callback.handler import ConsumeOutcome, ConsumeTimeout, Handler, RetryLater
 from haservice.deadline import Deadline
+from tests.client.consumer.consuming import until
 from tests.support.waiting import PATIENCE_S
 
 Way = Callable[..., Handler[Any]]
@@ -60,7 +61,9 @@ def test_a_failure_stops_where_order_counts(way: Way) -> None:
             raise RetryLater(delay_s=0.5)
 
     async def main() -> list[ConsumeOutcome[int]]:
-        return await way(callback).call([[1], [2], [3]], go_on=lambda outcome: outcome.error is None)
+        return await way(callback).call(
+            [[1], [2], [3]], go_on=lambda before: before is None or before.error is None
+        )
 
     outcomes = run(main)
     assert [one.consumed for one in outcomes] == [1, 0]
@@ -160,3 +163,129 @@ def test_a_callback_that_exits_has_raised_and_the_next_call_is_made(way: Way) ->
 
     outcomes = run(main)
     assert [type(one.error) for one in outcomes] == [SystemExit, asyncio.CancelledError, type(None)]
+
+
+class Awaited:
+    """A callback whose calls give coroutines, as a decorated coroutine function may: it is a plain function."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.ended: list[int | str] = []
+        self._held = held
+
+    def __call__(self, one: int) -> Any:
+        return self._run(one)
+
+    async def _run(self, one: int) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        try:
+            await (asyncio.Event().wait() if self._held else asyncio.sleep(0))
+        finally:
+            self.ended.append(one)
+        if one == 2:
+            raise KeyError("two")
+
+
+def test_a_coroutine_that_a_plain_function_returns_runs_on_the_loop() -> None:
+    callback = Awaited()
+
+    async def main() -> list[ConsumeOutcome[int]]:
+        handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=PATIENCE_S)
+        found = await handler.call([[1], [2], [3]])
+        assert await asyncio.to_thread(handler.stop, Deadline(PATIENCE_S))
+        return found
+
+    assert [type(one.error) for one in run(main)] == [type(None), KeyError, type(None)]
+    assert callback.ended == [1, 2, 3]
+
+
+def test_a_coroutine_that_a_plain_function_returns_is_cancelled_when_it_takes_too_long() -> None:
+    callback = Awaited(held=True)
+
+    async def main() -> list[ConsumeOutcome[int]]:
+        handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=0.05)
+        found = await handler.call([[1], [2]])
+        await until(lambda: callback.ended == [1], "the coroutine is cancelled")
+        assert await asyncio.to_thread(handler.stop, Deadline(PATIENCE_S))
+        return found
+
+    (outcome,) = run(main)
+    assert isinstance(outcome.error, ConsumeTimeout)
+
+
+def test_a_generator_function_is_refused() -> None:
+    def one_by_one(message: int) -> Iterator[int]:
+        yield message
+
+    async def each(message: int) -> AsyncIterator[int]:
+        yield message
+
+    for callback in (one_by_one, each):
+        with pytest.raises(TypeError, match="is a generator function: its body never runs"):
+            Handler(callback, takes_lists=False, threads=1, timeout_s=1)
+
+
+def test_a_generator_that_comes_back_has_consumed_nothing() -> None:
+    async def coroutine() -> Any:
+        return (one for one in [1])
+
+    for returned in (lambda: (one for one in [1]), coroutine):
+
+        async def main(returned: Callable[[], Any] = returned) -> list[ConsumeOutcome[int]]:
+            handler: Handler[int] = Handler(
+                lambda message: returned(), takes_lists=False, threads=1, timeout_s=PATIENCE_S
+            )
+            found = await handler.call([[1]])
+            assert await asyncio.to_thread(handler.stop, Deadline(PATIENCE_S))
+            return found
+
+        (outcome,) = run(main)
+        assert (outcome.consumed, type(outcome.error)) == (0, TypeError)
+
+
+def test_a_job_that_waits_for_a_thread_has_not_begun_its_time() -> None:
+    """Messages behind a call that hangs: no call is no try."""
+    gate, seen = threading.Event(), list[int]()
+
+    def callback(one: int) -> None:
+        seen.append(one)
+        if one == 1:
+            gate.wait(PATIENCE_S)
+
+    async def main() -> list[list[ConsumeOutcome[int]]]:
+        handler: Handler[int] = Handler(callback, takes_lists=False, threads=1, timeout_s=0.05)
+        hung = await handler.call([[1], [2]])
+        waiting = asyncio.create_task(handler.call([[2], [3]]))
+        unwanted = asyncio.create_task(handler.call([[4]], go_on=lambda before: False))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)  # four times what a call may take
+        assert not done
+        gate.set()
+        found = [hung, await waiting, await unwanted]
+        assert await asyncio.to_thread(handler.stop, Deadline(PATIENCE_S))
+        return found
+
+    hung, waited, unwanted = run(main)
+    assert [type(one.error) for one in hung] == [ConsumeTimeout]
+    assert [one.error for one in waited] == [None, None]
+    assert (unwanted, seen) == ([], [1, 2, 3])
+
+
+def test_a_thread_is_waited_for_where_order_counts(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    async def main() -> list[ConsumeOutcome[int]]:
+        handler: Handler[int] = Handler(
+            lambda one: gate.wait(PATIENCE_S),
+            takes_lists=False,
+            threads=1,
+            timeout_s=0.05,
+            waits_for_threads=True,
+        )
+        call = asyncio.create_task(handler.call([[1]]))
+        await until(lambda: "its queue waits" in caplog.text, "it is logged")
+        assert not call.done()
+        gate.set()
+        found = await call
+        assert await asyncio.to_thread(handler.stop, Deadline(PATIENCE_S))
+        return found
+
+    assert [one.error for one in run(main)] == [None]

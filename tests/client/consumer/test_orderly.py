@@ -8,9 +8,13 @@ from collections import defaultdict
 
 import pytest
 
+from haservice.broker import handlers
+from haservice.broker.groups.queue_locks import QueueLocks
+from haservice.client.consumer import group
 from haservice.client.consumer.callback.handler import RetryLater
 from haservice.client.consumer.push_consumer import AsyncPushConsumer
 from haservice.client.message import Received
+from haservice.remoting.bodies.clients import MessageQueue
 from tests.client.consumer.consuming import Seen, push, run, until
 from tests.pipeline.brokers import Cluster, properties_of, stored
 from tests.support.waiting import PATIENCE_S
@@ -178,5 +182,40 @@ def test_a_queue_that_is_sent_back_begins_there(cluster: Cluster) -> None:
             reader.seek(7)
             await until(lambda: len(seen.messages) == 13, "three have come again")
         assert by_queue(seen.messages) == {0: [*range(10), 7, 8, 9]}
+
+    run(main())
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["the calls run on", "the calls end"])
+def test_a_queue_waits_for_its_call_when_the_member_closes_while_it_gives_the_queue_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(group, "RELEASE_S", 0.05)
+    locks = list[QueueLocks]()
+    monkeypatch.setattr(handlers, "QueueLocks", lambda: locks.append(QueueLocks()) or locks[0])
+    cluster.fill(cluster.start(), count=4)
+    gate = threading.Event()
+
+    async def main() -> None:
+        first, second = Seen(lambda _: gate.wait(PATIENCE_S) and None), Seen()
+        one = push(cluster, "g", first, orderly=True, close_timeout_s=PATIENCE_S if ends else 0.2)
+        two = push(cluster, "g", second, orderly=True)
+        async with one:
+            await until(lambda: len(first.messages) == 4, "a call of each queue runs")
+            await two.start()
+            await until(lambda: len(held(one)) == 2, "it gives up two")
+            closing = asyncio.create_task(one.close())
+            if ends:
+                gate.set()
+            await closing
+        if not ends:
+            queues = [MessageQueue("Orders", "broker-a", number) for number in range(4)]
+            assert locks[0].lock("g", two.session.client_id, queues) == []
+            assert (held(two), second.messages) == ([], [])
+        else:
+            await until(lambda: len(held(two)) == 4, "the other has got them")
+        await two.close()
+        gate.set()
+        assert (len(first.messages), second.messages) == (4, [])
 
     run(main())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from haservice.client.message import Received
 from haservice.client.options import ClientOptions
 from tests.client.consumer.consuming import run, until
 from tests.pipeline.brokers import Cluster
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def pull(cluster: Cluster, group: str = "g", **options: object) -> AsyncPullConsumer:
@@ -199,6 +202,22 @@ def test_sql92_while_assigned_goes_with_each_pull(cluster: Cluster) -> None:
     run(main())
 
 
+def test_a_new_group_that_closes_before_its_first_message_goes_on_where_it_began(cluster: Cluster) -> None:
+    node = cluster.start(broker={"access_message_in_memory_max_ratio": 0})
+    cluster.fill(node, count=4)
+
+    async def main() -> None:
+        async with pull(cluster, consume_from=ConsumeFrom.LAST).subscribe("Orders") as consumer:
+            await until(lambda: len(consumer.assignment()) == 4, "it has its queues")
+            for queue in consumer.assignment():
+                await until(lambda queue=queue: consumer.position(queue) is not None, "it begins in each")
+        await asyncio.to_thread(cluster.fill, node, first=4, count=4)
+        async with pull(cluster, consume_from=ConsumeFrom.LAST).subscribe("Orders") as consumer:
+            assert await take(consumer, 4) == [4, 5, 6, 7]
+
+    run(main())
+
+
 # For threads
 
 
@@ -240,6 +259,97 @@ def test_a_loop_of_a_thread_consumes_a_message_when_it_asks_for_the_next(cluster
         consumer.seek_to_begin(queue)
         assert consumer.assignment() == [queue]
         assert consumer.offset_for_timestamp(queue, 0) == 0
+
+
+async def left(cluster: Cluster) -> int:
+    """The offset that the group has stored in the queue 0 of Orders."""
+    async with pull(cluster) as consumer:
+        (queue, *_) = await consumer.queues("Orders")
+        return await consumer.committed(queue) or 0
+
+
+@pytest.mark.parametrize("way", ["async for", "poll"])
+@pytest.mark.parametrize("within", [True, False], ids=["the task has the with", "another has it"])
+def test_what_a_cancelled_task_was_at_comes_again(cluster: Cluster, way: str, within: bool) -> None:
+    cluster.fill(cluster.start(), count=10, queues=1)
+    began: list[Received] = []
+
+    async def process(message: Received) -> None:
+        began.append(message)
+        if len(began) == 3:
+            await asyncio.Event().wait()
+
+    async def consume(consumer: AsyncPullConsumer) -> None:
+        if way == "async for":
+            async for message in consumer:
+                await process(message)
+        for count in (1, 1, 8):
+            for message in await consumer.poll(max_messages=count):
+                await process(message)
+
+    async def main() -> None:
+        consumer = pull(cluster).subscribe("Orders")
+
+        async def whole() -> None:
+            async with consumer:
+                await consume(consumer)
+
+        if within:
+            await _cancelled(whole(), began)
+        else:
+            async with consumer:
+                await _cancelled(consume(consumer), began)
+        assert await left(cluster) == 2
+
+    run(main())
+
+
+async def _cancelled(work: Coroutine[Any, Any, None], began: list[Received]) -> None:
+    task = asyncio.create_task(work)
+    await until(lambda: len(began) == 3, "it is at the third message")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_what_another_task_still_processes_at_close_comes_again(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=4, queues=1)
+
+    async def main() -> None:
+        consumer = await pull(cluster).subscribe("Orders").start()
+        await asyncio.create_task(take(consumer, 2))
+
+        async def failing() -> None:
+            await consumer.poll(max_messages=1)
+            raise KeyError("two is not consumed")
+
+        await asyncio.wait([asyncio.create_task(failing())])
+        await consumer.close()
+        assert await left(cluster) == 2
+        async with pull(cluster).subscribe("Orders") as consumer:
+            assert await asyncio.create_task(take(consumer, 2)) == [2, 3]
+        assert await left(cluster) == 4  # a task that ended well has consumed
+
+    run(main())
+
+
+def test_what_another_thread_still_processes_at_close_comes_again(cluster: Cluster) -> None:
+    cluster.fill(cluster.start(), count=4, queues=1)
+    consumer = blocking(cluster).subscribe("Orders")
+    at_two, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        for message in consumer:
+            if message.body == b"2":
+                at_two.set()
+                go_on.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert at_two.wait(PATIENCE_S)
+    consumer.close()
+    go_on.set()
+    thread.join(PATIENCE_S)
+    assert asyncio.run(left(cluster)) == 2
 
 
 def test_a_poll_that_raises_out_of_with_comes_again(cluster: Cluster) -> None:

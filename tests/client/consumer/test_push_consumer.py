@@ -271,6 +271,59 @@ def test_a_new_group_begins_where_it_says(cluster: Cluster) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("way", ["close", "give up"])
+def test_a_new_group_at_the_end_of_a_quiet_queue_goes_on_there(cluster: Cluster, way: str) -> None:
+    """Closed early, or at its first rebalance: its pulls are still held at the broker."""
+    node = cluster.start(broker={"access_message_in_memory_max_ratio": 0})
+    cluster.fill(node, count=8)
+
+    async def main() -> None:
+        seen = Seen()
+        async with push(cluster, "g", seen, consume_from=ConsumeFrom.LAST) as one:
+            await until(lambda: len(readers_of(one)) == 4, "it has its queues")
+            await until(
+                lambda: all(reader.in_flight is not None for reader in readers_of(one)), "it begins in each"
+            )
+            if way == "give up":
+                one.unsubscribe("Orders")
+                await until(lambda: not readers_of(one), "it gives them up")
+        await asyncio.to_thread(cluster.fill, node, first=8, count=8)
+        async with push(cluster, "g", seen, consume_from=ConsumeFrom.LAST):
+            await until(lambda: len(seen.messages) >= 8, "what came while no member ran is consumed")
+        assert seen.numbers == list(range(8, 16))
+
+    run(main())
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_member_that_stood_still_begins_at_what_others_have_stored(cluster: Cluster, orderly: bool) -> None:
+    node = cluster.start()
+    cluster.fill(node, count=8, queues=1)
+    gate = threading.Event()
+
+    def hold(message: Received) -> None:
+        if message.body == b"2" and not gate.is_set():
+            gate.wait(PATIENCE_S)
+
+    async def main() -> None:
+        seen, now_s = Seen(hold), [1000.0]
+        one = push(cluster, "g", seen, orderly=orderly, consume_threads=1)
+        one._member._clock_s = lambda: now_s[0]
+        async with one:
+            await until(lambda: len(seen.messages) == 3, "it is at the third message")
+            node.offsets.commit("g", "Orders", 0, 6)  # another member has gone on meanwhile
+            now_s[0] += 150.0
+            assert await one.commit()
+            assert node.offsets.query("g", "Orders", 0) == 6
+            gate.set()
+            await until(lambda: len(seen.messages) >= 5, "it goes on")
+            assert await one.commit()
+        assert seen.numbers == [0, 1, 2, 6, 7]
+        assert node.offsets.query("g", "Orders", 0) == 8
+
+    run(main())
+
+
 # What is not consumed
 
 
@@ -357,6 +410,30 @@ def test_a_message_whose_callback_takes_too_long_comes_again(cluster: Cluster) -
 
 
 # Bounds, pauses, the end
+
+
+def test_messages_behind_a_call_that_hangs_are_no_dead_letters(cluster: Cluster) -> None:
+    node = cluster.start(log={"message_delay_levels": "1s 1s 1s 1s"})
+    cluster.fill(node, count=4, queues=1)
+    gate = threading.Event()
+
+    def hang(message: Received) -> None:
+        if len(seen.messages) == 1:
+            gate.wait(PATIENCE_S)
+
+    seen = Seen(hang)
+
+    async def main() -> None:
+        limits = {"consume_threads": 1, "consume_timeout_s": 0.1, "max_reconsume_times": 1}
+        async with push(cluster, "g", seen, **limits):
+            await until(lambda: stored(node, "%RETRY%g"), "the call that hangs has timed out")
+            await asyncio.sleep(0.3)  # what waits behind it would have, too
+            gate.set()
+            await until(lambda: len(seen.messages) >= 5, "all are seen, one of them twice")
+        assert set(seen.numbers) == {0, 1, 2, 3}
+
+    run(main())
+    assert stored(node, "%DLQ%g") == []
 
 
 def test_no_more_is_pulled_than_the_limits_allow(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from haservice.client.consumer.callback.handler import ConsumeOutcome, Handler
 from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
+from haservice.remoting.bodies.clients import MessageQueue
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +78,8 @@ class Concurrent:
             asyncio.create_task(self._work(), name=f"consume {number}") for number in range(self._count)
         ]
 
-    async def stop(self, timeout_s: float) -> None:
-        """Begins no more calls, waits for running ones, and ends the workers."""
+    async def stop(self, timeout_s: float) -> set[MessageQueue]:
+        """Begins no more calls, waits for running ones, and ends the workers.  No queue has to wait for more."""
         self._closing = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -88,6 +89,7 @@ class Concurrent:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
+        return set()
 
     async def release(self, reader: QueueReader) -> None:
         """The reader was halted.  Its next owner gets what was delivered and not consumed.  As with Java's
@@ -130,7 +132,7 @@ class Concurrent:
     async def _consume(self, piece: _Piece) -> None:
         size = self._batch_max
         groups = [piece.messages[first : first + size] for first in range(0, len(piece.messages), size)]
-        outcomes = await self._handler.call(groups, go_on=lambda outcome: piece.counts and not self._closing)
+        outcomes = await self._handler.call(groups, go_on=lambda before: piece.counts and not self._closing)
         done: list[Received] = []
         for outcome in outcomes:
             self._note(piece.reader.queue.topic, outcome)

@@ -21,6 +21,7 @@ from haservice.client.consumer.queues.in_flight import InFlight
 from haservice.client.consumer.queues.locks import ConsumerLocks
 from haservice.client.consumer.queues.reader import QueueReader
 from haservice.client.message import Received
+from haservice.remoting.bodies.clients import MessageQueue
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +89,8 @@ class Orderly:
             line.task.cancel()
             await asyncio.gather(line.task, return_exceptions=True)
 
-    async def stop(self, timeout_s: float) -> None:
-        """Begins no more calls, waits for running ones, and ends."""
+    async def stop(self, timeout_s: float) -> set[MessageQueue]:
+        """Begins no more calls, waits for running ones, and ends.  Returns the queues whose calls still run."""
         self._closing = True
         lines = list(self._lines.values())
         try:
@@ -98,11 +99,18 @@ class Orderly:
                     await line.resting.wait()
         except TimeoutError:
             logger.warning("callbacks still run, their messages come again")
+        # The end of its task ends a coroutine, but no thread.
+        running = {
+            reader.queue
+            for reader, line in self._lines.items()
+            if not line.resting.is_set() and not self._handler.on_loop
+        }
         tasks = [line.task for line in lines if line.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._lines.clear()
+        return running
 
     async def _run(self, reader: QueueReader, line: _Line) -> None:
         while not reader.halted:
@@ -144,7 +152,9 @@ class Orderly:
                 groups = [some[first : first + size] for first in range(0, len(some), size)]
                 outcomes = await self._handler.call(
                     groups,
-                    go_on=lambda outcome: outcome.error is None and self._may_go_on(reader, in_flight),
+                    go_on=lambda before: (
+                        (before is None or before.error is None) and self._may_go_on(reader, in_flight)
+                    ),
                 )
                 pause_s = 0.0
                 for outcome in outcomes:

@@ -1,7 +1,8 @@
 """ConsumerLocks: which queues only this member consumes, for orderly consumption.
 
-A broker gives a lock for 60 s, and forgets it in a failover.  So the member asks again every 20 s, and does
-not rely on a lock that was last given 30 s ago: until then no other member can have got it.
+A broker gives a lock for 60 s, in its memory only.  So the member asks again every 20 s, and does not rely on a
+lock that was last given 30 s ago, or by another master than the one that the route names: that one may have
+given it to another member.
 """
 
 from __future__ import annotations
@@ -23,20 +24,28 @@ VALID_S = 30.0
 AGAIN_S = 1.0
 
 
+def awake_and_asleep_s() -> float:
+    """Seconds that also pass while the machine sleeps, unlike those of time.monotonic()."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ConsumerLocks:
     """The locks of one consumer.  On one loop; `is_held` from any thread."""
 
-    def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, calls: GroupCalls, clock_s: Callable[[], float] = awake_and_asleep_s) -> None:
         self._calls = calls
         self._clock_s = clock_s
-        self._locked_s: dict[
-            MessageQueue, float
-        ] = {}  # when the broker last gave the lock, counted from the request
+        # When the broker last gave the lock, counted from the request, and which master did: no other knows of it.
+        self._locked_s: dict[MessageQueue, float] = {}
+        self._given_by: dict[MessageQueue, str | None] = {}
         self._wanted: set[MessageQueue] = set()
 
     def is_held(self, queue: MessageQueue) -> bool:
         locked_s = self._locked_s.get(queue)
-        return locked_s is not None and self._clock_s() - locked_s < VALID_S
+        if locked_s is None or self._clock_s() - locked_s >= VALID_S:
+            return False
+        master = self._calls.master_now(queue.broker_name)
+        return master is None or master == self._given_by.get(queue)
 
     def age_s(self, queue: MessageQueue) -> float | None:
         """Seconds since the broker last gave the lock."""
@@ -56,8 +65,15 @@ class ConsumerLocks:
             if not self.is_held(queue):
                 await asyncio.sleep(AGAIN_S)
 
+    def forget(self, queue: MessageQueue) -> None:
+        """Renews the lock no more; it ends by itself."""
+        self._wanted.discard(queue)
+        self._locked_s.pop(queue, None)
+        self._given_by.pop(queue, None)
+
     async def release(self, queue: MessageQueue) -> None:
         self._wanted.discard(queue)
+        self._given_by.pop(queue, None)
         if self._locked_s.pop(queue, None) is None:
             return
         try:
@@ -81,7 +97,9 @@ class ConsumerLocks:
 
     async def _ask(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         asked_s = self._clock_s()
+        masters = {queue: self._calls.master_now(queue.broker_name) for queue in queues}
         given = await self._calls.lock(list(queues))
         for queue in given:
             self._locked_s[queue] = asked_s
+            self._given_by[queue] = masters[queue]
         return given

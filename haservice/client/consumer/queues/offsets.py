@@ -7,14 +7,17 @@ BrokerOffsets   the offsets stored at the brokers (14, 15), and those to store n
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Protocol
 
 from haservice.client.consumer.calls import GroupCalls
-from haservice.errors import RemotingError
+from haservice.errors import HAServiceError, RemotingError
 from haservice.remoting.bodies.clients import MessageQueue
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +128,23 @@ class BrokerOffsets(KnownOffsets):
 async def begin_at(
     queue: MessageQueue, offsets: Offsets, calls: GroupCalls, consume_from: ConsumeFrom
 ) -> int:
-    """The offset of the group's first pull from a queue that it has just got; raises RemotingError."""
+    """The offset of the group's first pull from a queue that it has just got; raises RemotingError.
+
+    Where a group begins is stored at once: what comes while no member runs is otherwise before the next beginning.
+    """
     stored = await offsets.stored(queue)
     if stored is not None:
         return stored
+    offset = await _first(queue, calls, consume_from)
+    offsets.update(queue, offset)
+    try:
+        await offsets.commit([queue])
+    except (HAServiceError, OSError) as error:  # it is stored with the next ones
+        logger.info("beginning not stored yet queue=%s offset=%d reason=%s", queue, offset, error)
+    return offset
+
+
+async def _first(queue: MessageQueue, calls: GroupCalls, consume_from: ConsumeFrom) -> int:
     if queue.topic.startswith("%RETRY%") or consume_from == ConsumeFrom.FIRST:
         return await calls.min_offset(queue)  # the group has to consume what came back to it
     if consume_from == ConsumeFrom.LAST:
