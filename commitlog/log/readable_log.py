@@ -169,7 +169,7 @@ class ReadableLog:
         room = min(self.segment_bytes - offset % self.segment_bytes, self.end - offset)
         if magic not in MAGICS or not BLANK_BYTES < size <= room:
             raise CorruptRecord(offset, f"no record of {size} bytes begins here")
-        return data[:size] if size <= len(data) else data + self.read(offset + len(data), size - len(data))
+        return data[:size] if size <= len(data) else self.read(offset, size)
 
     def read_sound_record(self, offset: int) -> bytes:
         """As read_record(), but checks its CRC, and that it states this offset."""
@@ -178,7 +178,7 @@ class ReadableLog:
         if head is None or head.physical_offset != offset:
             raise CorruptRecord(offset, "no record that belongs here")
         try:
-            check(record)
+            check(memoryview(record))  # whose body is not copied
         except CorruptRecord as error:
             self.suspect(offset)
             raise CorruptRecord(offset, error.reason) from error

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import logging
 import math
 import os
 import resource
 import socket
 import ssl
+import termios
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -227,3 +229,15 @@ def half_close(loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTranspor
         return
     transport.write_eof()
     loop.call_later(HALF_CLOSED_S, transport.abort)
+
+
+def has_sent_all(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer's system has acknowledged all that the socket was given."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:  # it has gone
+        return True
+    try:
+        waits = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it is closed
+        return True
+    return not any(waits)

@@ -29,25 +29,23 @@ from haservice.remoting.owed import Taken, Unanswered, Unread
 
 logger = logging.getLogger(__name__)
 
-# Reading from a peer stops while more bytes than this wait for it, and goes on below the second number.
-WRITE_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+# Reading from a peer stops while more bytes than this wait, and goes on when its socket has taken them: the system's
+# buffer keeps the peer busy, and a large answer is kept whole until all of it is taken.
+WRITE_BUFFER_BYTES_MAX = 512 * 1024
+WRITE_BUFFER_BYTES_RESUME = 0
 # Larger writes are not joined: a copy into memory never touched before takes 3 ms per megabyte.
 JOINED_BYTES_MAX = 256 * 1024
 # Nor are pieces that average at least this size: a pull's messages.
 JOINED_PIECE_BYTES_MAX = 4096
-WRITE_BUFFER_BYTES_RESUME = 1024 * 1024
 # Unanswered requests of one connection.  RocketMQ clients have at most 65535 asynchronous calls in flight.
 UNANSWERED_MAX = 65536
 # Of these, so many at most wait for a work thread to make their answers (owed.py).
-AWAITED_MAX = 1024
-# With so many, no held pull of the connection is answered: it would only wait as one more.
-OVERLOADED_AT = 64
-# After bytes that are no frame: how long answers to the requests before them still go out.
-LAST_ANSWERS_S = 0.5
+AWAITED_MAX = 512
+OVERLOADED_AT = 64  # With so many, no held pull is answered: it would only wait as one more.
+LAST_ANSWERS_S = 0.5  # After bytes that are no frame: how long answers before them still go out.
 
-# What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and
-# for one that the processor answers itself: it answers sends of many connections in one turn, with one write
-# for each connection; a future for each send would cost more than the send.
+# What a processor returns: the answer, or an awaitable of it.  None is for a request without an answer, and for one
+# that it answers itself: sends of many connections in one turn, with one write for each; a future costs more.
 Outcome = RemotingCommand | Awaitable[RemotingCommand] | None
 
 Processor = Callable[["Connection", RemotingCommand], Outcome]
@@ -98,9 +96,7 @@ class Connection(asyncio.Protocol):
         self._drained: list[Callable[[], object]] = []
 
     def send(self, command: RemotingCommand) -> None:
-        """Writes `command` with all else that goes out in this turn of the loop; dropped if the peer has
-        gone.
-        """
+        """Writes `command` with all else that goes out in this turn of the loop; dropped if the peer has gone."""
         if self.closed:
             return
         self._gather(command)
@@ -157,18 +153,23 @@ class Connection(asyncio.Protocol):
         return self._write_blocked or self._out_bytes > WRITE_BUFFER_BYTES_MAX
 
     @property
+    def _writing(self) -> asyncio.Transport | None:
+        return self._transport or self._half_closed
+
+    @property
     def unsent_bytes(self) -> int:
-        transport = self._transport or self._half_closed
-        return self._out_bytes + (transport.get_write_buffer_size() if transport else 0)
+        return self._out_bytes + (transport.get_write_buffer_size() if (transport := self._writing) else 0)
+
+    @property
+    def kept_bytes(self) -> int:  # what the peer has taken in part counts whole: so it is kept
+        return self._out_bytes + (self._taken.kept_by(transport) if (transport := self._writing) else 0)
 
     def unread_since(self) -> float:
         """Loop time when the peer was last seen to take some of what we write."""
         return self._taken.since(self.unsent_bytes - self._out_bytes, self._loop.time())
 
     def when_writable(self, callback: Callable[[], object]) -> None:
-        """Calls `callback` once, on the loop, when a connection that is congested or overloaded may have room
-        again, or has ended.
-        """
+        """Calls `callback` once, on the loop: a congested or overloaded peer may have room again, or has ended."""
         self._drained.append(callback)
 
     @property
@@ -202,9 +203,8 @@ class Connection(asyncio.Protocol):
         if not self.close_reason:
             self.close_reason = reason
         self._backlog = []
-        transport = self._transport or self._half_closed
-        if transport is not None:
-            transport.abort()
+        if self._writing is not None:
+            self._writing.abort()
 
     # asyncio.Protocol
 

@@ -2,12 +2,13 @@
 
     AnswerTurns   make(connection, function) ─▶ its connection's line ─▶ a work thread ─▶ a future
     Unread        the bytes that all connections of a server wait to write, together
-    Taken         how much of what was written a peer has taken, and when it last took some
+    Taken         how much of what was written a peer has taken, when it last took some, and what is kept for it
     Unanswered    a connection's requests whose answers come later, and the bytes that they keep
 
 A work thread makes the next answer of a connection while the peer takes what we write, and while that and the
 answers that are being made for it fit ANSWERS_BYTES_MAX.  So a peer that asks much and reads nothing costs what is
 written for it and a few answers.  Connections take turns: many questions of one delay no other for long.
+What is written counts whole until the peer's socket has all of it: the memory of an answer is in one piece.
 
 If all connections together hold too much, those that have read nothing for longest are ended.  Everything
 here runs on the loop's thread.
@@ -25,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from haservice.errors import RequestError
+from haservice.remoting.acceptor import has_sent_all
 from haservice.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -52,6 +54,11 @@ TURNS_TO_GATHER = 3
 # Of all connections.  The process takes up to twice that: answers being made are copied once or twice, connections
 # end a moment later, and the allocator keeps gaps between large answers.
 UNREAD_BYTES_MAX = 128 * 1024 * 1024
+# A write of this size is remembered until the socket has taken all of it; of so many at most, for beyond a few the
+# connection is congested.
+REMEMBERED_BYTES, REMEMBERED_MAX = 16 * 1024, 64
+# With TLS the library's buffer of what waits grows in steps, and is there beside what the transport has of it.
+SEALED_COPIES = 2
 
 
 # Bytes of requests of one connection whose answers come later: beyond, nothing more is read from it.
@@ -152,7 +159,7 @@ class Unread:
 
     def count(self) -> None:
         """Counts what waits now, and ends connections while that is more than seven eighths of the bound."""
-        waiting = [(one.unread_since(), -size, one) for one in self.connections if (size := one.unsent_bytes)]
+        waiting = [(one.unread_since(), -size, one) for one in self.connections if (size := one.kept_bytes)]
         total, most = self.reserved - sum(size for _, size, _ in waiting), self.bytes_max // 8 * 7
         if total > most:
             waiting.sort(key=lambda one: one[:2])
@@ -170,16 +177,20 @@ class Unread:
 
 
 class Taken:
-    """What was written to a peer: how much of it the peer has taken, and when it last took some."""
+    """What was written to a peer: how much the peer has taken, when it last took some, and what is kept for it."""
 
-    __slots__ = ("_bytes", "_since", "_unread", "_written")
+    __slots__ = ("_bytes", "_large", "_since", "_unread", "_written")
 
     def __init__(self, unread: Unread, now_s: float) -> None:
         self._unread = unread
         self._written = self._bytes = 0
         self._since = now_s
+        # Where large writes began and ended, oldest first; some of them are taken.
+        self._large: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_MAX)
 
     def wrote(self, size: int) -> None:
+        if size >= REMEMBERED_BYTES:
+            self._large.append((self._written, self._written + size))
         self._written += size
         self._unread.add(size)
 
@@ -189,6 +200,35 @@ class Taken:
         if taken > self._bytes:
             self._bytes, self._since = taken, now_s
         return self._since
+
+    def kept_by(self, transport: asyncio.Transport) -> int:
+        """Bytes of what was written that `transport` keeps."""
+        waiting = transport.get_write_buffer_size()
+        if transport.get_extra_info("sslcontext") is None:
+            return self.kept(waiting)
+        return SEALED_COPIES * self.kept_sealed(waiting, has_sent_all(transport))
+
+    def kept(self, waiting: int) -> int:
+        """Bytes that are kept while `waiting` are still here: a write is kept whole until the last of it is taken."""
+        taken = self._written - waiting
+        while self._large and self._large[0][1] <= taken:
+            self._large.popleft()
+        begun = self._large[0][0] if self._large else taken
+        return waiting + max(0, taken - begun)
+
+    def kept_sealed(self, waiting: int, has_taken_all: bool) -> int:
+        """As kept(), of a connection with TLS, which does not tell what its socket has not taken: the last large
+        write before the `waiting` bytes is kept until `has_taken_all`.
+        """
+        if has_taken_all and not waiting:
+            self._large.clear()
+        taken = self._written - waiting
+        while len(self._large) > 1 and self._large[1][1] <= taken:
+            self._large.popleft()
+        if not self._large or self._large[0][1] > taken:
+            return waiting
+        begun, ended = self._large[0]
+        return waiting + ended - begun
 
 
 @dataclass(slots=True)
@@ -214,7 +254,7 @@ class _Line:
         if not self.jobs:
             return False
         owed = self.reserved + self.jobs[0].size
-        return self.reserved == 0 or owed + self.connection.unsent_bytes <= ANSWERS_BYTES_MAX
+        return self.reserved == 0 or owed + self.connection.kept_bytes <= ANSWERS_BYTES_MAX
 
 
 class AnswerTurns:

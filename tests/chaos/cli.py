@@ -77,7 +77,7 @@ LAYERS = {
     ),
     "strangers": Layer(
         "tests.chaos.strangers",
-        48,
+        52,
         "A stranger of each kind beside a well-behaved sender: memory, CPU, the worst send; a round is one of them.",
     ),
     "stock": Layer("tests.chaos.stock_processes", 2, "The same with RocketMQ 4.9.8, for its figures."),

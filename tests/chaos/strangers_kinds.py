@@ -48,13 +48,13 @@ def pull(number: int, offset: int, flags: int = 4, **fields: str) -> RemotingCom
     return RemotingCommand(RequestCode.PULL_MESSAGE, ext, opaque=number)
 
 
-def _answers(place: Place) -> None:
-    place.says(place.port, frames(view(place.large, number) for number in range(REQUESTS)))
+def _answers(place: Place, sealed: bool = False) -> None:
+    place.says(place.port, frames(view(place.large, number) for number in range(REQUESTS)), sealed)
 
 
-def _answers_of_many(place: Place) -> None:
+def _answers_of_many(place: Place, sealed: bool = False) -> None:
     for _ in range(60):
-        place.says(place.port, frames(view(place.large, number) for number in range(100)))
+        place.says(place.port, frames(view(place.large, number) for number in range(100)), sealed)
 
 
 def _held(place: Place, count: int, **fields: str) -> None:
@@ -259,6 +259,10 @@ def _crowd(place: Place) -> None:
 KINDS: Mapping[str, Kind] = {
     "answers not read": Kind(_answers, ONE_BYTES),
     "answers not read by sixty": Kind(_answers_of_many),
+    "answers not read, with TLS": Kind(lambda place: _answers(place, sealed=True), ONE_BYTES, settings=_tls),
+    "answers not read by sixty, with TLS": Kind(
+        lambda place: _answers_of_many(place, sealed=True), settings=_tls
+    ),
     "a large message for held pulls": Kind(_large, ONE_BYTES, before=lambda place: _held(place, HELD)),
     "a large message for held pulls by an expression": Kind(
         _large, ONE_BYTES, before=lambda place: _held(place, HELD, **SQL)

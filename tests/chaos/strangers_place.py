@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -174,9 +175,11 @@ class Place:
     def ask(self, port: int, command: RemotingCommand) -> RemotingCommand:
         return self._client.call(f"127.0.0.1:{port}", command)
 
-    def says(self, port: int, pieces: Iterable[bytes]) -> None:
-        """A connection that says all that, reads nothing, and stays."""
+    def says(self, port: int, pieces: Iterable[bytes], sealed: bool = False) -> None:
+        """A connection, with TLS if `sealed`, that says all that, reads nothing, and stays."""
         sock = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        if sealed:
+            sock = _trusting().wrap_socket(sock)
         self._opened.append(sock)
         thread = threading.Thread(target=_say, args=(sock, pieces), daemon=True)
         self._threads.append(thread)
@@ -239,6 +242,12 @@ def view(offset: int, opaque: int = 0) -> RemotingCommand:
 
 def frames(commands: Iterable[RemotingCommand]) -> Iterator[bytes]:
     return (bytes(encode(one)) for one in commands)
+
+
+def _trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _say(sock: socket.socket, pieces: Iterable[bytes]) -> None:

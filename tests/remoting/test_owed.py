@@ -29,7 +29,7 @@ class FakeConnection:
         self.closed = False
         self.congested = False
         self.awaited = 0
-        self.unsent_bytes = 0
+        self.kept_bytes = 0
         self.read_s = 0.0
         self.aborted = ""
         self.on_close: list[Callable[[Any], None]] = []
@@ -181,9 +181,9 @@ def test_too_many_that_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def connected(unread: Unread, *states: tuple[int, float]) -> list[FakeConnection]:
     made = []
-    for number, (unsent_bytes, read_s) in enumerate(states):
+    for number, (kept_bytes, read_s) in enumerate(states):
         made.append(FakeConnection(f"peer-{number}"))
-        made[-1].unsent_bytes, made[-1].read_s = unsent_bytes, read_s
+        made[-1].kept_bytes, made[-1].read_s = kept_bytes, read_s
     unread.connections.update(made)  # type: ignore[arg-type]
     return made
 
@@ -216,6 +216,35 @@ def test_who_takes_a_little_is_known_by_what_it_takes() -> None:
     assert taken.since(90, 7.0) == 7.0
     taken.wrote(50)
     assert [taken.since(140, 8.0), taken.since(140, 9.0), taken.since(139, 10.0)] == [7.0, 7.0, 10.0]
+
+
+def test_what_a_peer_has_taken_in_part_is_kept_whole() -> None:
+    taken = Taken(Unread(), 0.0)
+    for size in (1000, 50_000, 100_000, 1000):
+        taken.wrote(size)
+    waits = {
+        152_000: 152_000,
+        151_000: 151_000,
+        150_000: 151_000,
+        101_000: 101_000,
+        2000: 101_000,
+        1000: 1000,
+        0: 0,
+    }
+    assert {waiting: taken.kept(waiting) for waiting in waits} == waits
+
+
+def test_with_tls_the_last_large_write_is_kept_until_the_socket_has_sent_all() -> None:
+    taken = Taken(Unread(), 0.0)
+    taken.wrote(1000)
+    assert taken.kept_sealed(0, has_taken_all=False) == 0
+    taken.wrote(4_000_000)
+    assert taken.kept_sealed(4_000_000, has_taken_all=False) == 4_000_000
+    assert taken.kept_sealed(0, has_taken_all=False) == 4_000_000  # whose transport has it, or the system
+    taken.wrote(50_000)
+    assert taken.kept_sealed(50_000, has_taken_all=False) == 4_050_000
+    assert taken.kept_sealed(0, has_taken_all=False) == 50_000
+    assert taken.kept_sealed(0, has_taken_all=True) == 0
 
 
 def test_what_was_read_does_not_count() -> None:
@@ -272,6 +301,20 @@ def test_a_connection_stops_reading_while_many_of_its_questions_wait(
         assert other.ask(ASK, opaque=2).opaque == 2
         assert {peer.receive().opaque for _ in range(60)} == set(range(60))
         assert making.made == 62
+
+
+def test_a_peer_that_reads_nothing_costs_one_answer_and_what_waits(making: Making) -> None:
+    server = making.server
+    assert server is not None
+    with Peer(server.ports[0]) as peer:
+        peer.send(*(RemotingCommand(ASK, opaque=number) for number in range(60)))
+        (connection,) = wait_for_connection(server)
+        wait_until(lambda: connection.congested)
+        kept, unsent = on_loop(server, lambda: (connection.kept_bytes, connection.unsent_bytes))
+        assert kept % SIZE < 60 * 200  # whole answers, and their headers
+        assert unsent <= kept < unsent + 2 * SIZE
+        assert {peer.receive().opaque for _ in range(60)} == set(range(60))
+        wait_until(lambda: on_loop(server, lambda: connection.kept_bytes) == 0)
 
 
 def test_a_connection_that_ends_leaves_no_work(making: Making) -> None:

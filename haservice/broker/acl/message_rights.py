@@ -16,7 +16,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from commitlog.kernel.records import StoredMessage, decode_properties
+from commitlog.kernel.records import RecordHead, StoredMessage, decode_properties
 from haservice.access.files import AclFiles
 from haservice.access.guard import COMPLAINT_INTERVAL_S, address_of
 from haservice.access.rules import PUB, SUB, Account, AclRefused
@@ -75,7 +75,7 @@ class MessageRights:
             del self._senders[next(iter(self._senders))]
         self._senders[queue_offset] = access_key
 
-    def check_read(self, caller: Caller, message: StoredMessage) -> None:
+    def check_read(self, caller: Caller, message: StoredMessage | RecordHead) -> None:
         """33, 36.  Raises AclRefused."""
         if caller.account is not None:
             self._check_topic(caller, caller.account, topic_of(message), SUB)
@@ -107,7 +107,7 @@ class MessageRights:
         raise refused
 
 
-def topic_of(message: StoredMessage) -> str:
+def topic_of(message: StoredMessage | RecordHead) -> str:
     """The topic that the message belongs to, or will."""
     if message.topic not in _WAITING:
         return message.topic

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from commitlog.errors import CommitLogError
 from commitlog.kernel.keys import KeyHasher, Put, has_key
-from commitlog.kernel.records import decode, parse_head
+from commitlog.kernel.records import parse_head
 from haservice.broker.acl.message_rights import Caller, MessageRights
 from haservice.errors import RequestError
 from haservice.remoting.codes import RequestCode, ResponseCode
@@ -95,7 +95,8 @@ class QueryProcessor:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"there is no message at offset {offset}, or a damaged one"
             )
-        message = decode(body)
+        message = parse_head(body)
+        assert message is not None, "it was found sound"
         self._rights.check_read(caller, message)
         if offset < self._floor_of(message.topic):
             raise RequestError(

@@ -12,15 +12,17 @@ from commitlog.kernel import native as kernel
 
 sends: Any
 sends, _, _lacking = kernel.load(os.environ, "haservice.broker.send.native._sends")
+# Loaded by its name, for it belongs to pulls.
+_sql_lacking = kernel.load(os.environ, "haservice.broker.pull.native._sql")[2]
 
 
 def build() -> str:
-    """The build in use, as `mqadmin brokerStatus` shows it: the kernel's, and that of sends if it differs."""
-    if kernel.core is None or sends is not None:
-        return kernel.build
-    return f"{kernel.build}, but sends in python ({_lacking})"
+    """The build in use, as `mqadmin brokerStatus` shows it: the kernel's, and those of other parts that differ."""
+    parts = (("sends", _lacking), ("SQL92 expressions", _sql_lacking))
+    slow = [f"{part} in python ({lacking})" for part, lacking in parts if lacking]
+    return kernel.build if kernel.core is None or not slow else f"{kernel.build}, but {', '.join(slow)}"
 
 
 def lacking() -> str:
     """Which native code is missing although nobody switched it off; "" if none is."""
-    return kernel.lacking or _lacking
+    return kernel.lacking or _lacking or _sql_lacking
