@@ -16,6 +16,7 @@ from commitlog.kernel.records import parse_message_id
 from haservice.client.errors import (
     ClientClosed,
     ClientError,
+    ClientForked,
     GroupUnknown,
     RouteUnknown,
     TopicKept,
@@ -63,6 +64,7 @@ from haservice.remoting.headers.clients import (
     ViewMessageHeader,
 )
 from haservice.remoting.json_body import JSONBody
+from haservice.remoting.loop_thread import LoopForked
 
 TIMEOUT_S = 5.0  # as RocketMQ's tools
 TOOLS_GROUP = "TOOLS_CONSUMER"
@@ -464,7 +466,10 @@ class Admin:
         return expect(addr, self._invoke(addr, command, timeout_s), *expected, request=code)
 
     def _invoke(self, addr: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        return self._client.call(addr, command, timeout_s)
+        try:
+            return self._client.call(addr, command, timeout_s)
+        except LoopForked:
+            raise ClientForked("Admin") from None
 
     def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
         """As `call`, to the first nameserver that answers."""

@@ -450,7 +450,7 @@ class Session:
         for handler in list(self._handlers.get(request.code, ())):
             try:
                 answer = await handler(connection, request)
-            except Exception:
+            except (Exception, SystemExit, KeyboardInterrupt):  # what an application's `check` may raise
                 logger.exception(
                     "request of a broker failed code=%s broker=%s", request.code, connection.peer
                 )
