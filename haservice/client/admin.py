@@ -24,7 +24,7 @@ from haservice.client.errors import (
 )
 from haservice.client.message import PulledRecords, Received, decode_all
 from haservice.client.options import ClientOptions
-from haservice.client.routes import Broker, TopicRoute, readable_addr
+from haservice.client.routes import Broker, Knows, TopicRoute, first_that_knows, names_brokers, readable_addr
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress
 from haservice.remoting.bodies.clients import (
@@ -312,7 +312,9 @@ class Admin:
 
     def brokers(self, cluster: str | None = None) -> list[Broker]:
         """Every broker, or those of one cluster: by name, the master first."""
-        info = self._decode(ClusterInfo, *self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO))
+        info = self._decode(
+            ClusterInfo, *self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, knows=names_brokers)
+        )
         found = [
             Broker(data.cluster, data.broker_name, broker_id, addr)
             for data in info.broker_addr_table.values()
@@ -476,16 +478,9 @@ class Admin:
         return self._ask_namesrv(code, None if header is None else header.encode())[1]
 
     def _ask_namesrv(
-        self, code: RequestCode, ext: dict[str, str] | None = None
+        self, code: RequestCode, ext: dict[str, str] | None = None, knows: Knows = lambda answer: True
     ) -> tuple[str, RemotingCommand]:
-        """Asks nameservers in turn until one answers, so one that is down or frozen does no harm."""
-        failures: list[RemotingUnreachable | RemotingTimeout] = []
-        for addr in self.nameservers:
-            try:
-                return addr, self.call(addr, code, ext)
-            except (RemotingUnreachable, RemotingTimeout) as error:
-                failures.append(error)
-        raise failures[0]
+        return first_that_knows(self.nameservers, lambda addr: self.call(addr, code, ext), knows)
 
     @staticmethod
     def _decode(body: type[Body], addr: str, answer: RemotingCommand) -> Body:

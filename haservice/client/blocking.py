@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_S = 10.0
-LOOP_THREAD = "client-loop"
 
 
 class AsyncClient(Protocol):
@@ -47,7 +46,7 @@ class BlockingFace(Generic[C]):
 
     def __init__(self, make: Callable[[], C]) -> None:
         """`make` is called on the loop; its exceptions are raised here."""
-        self._thread = LoopThread(LOOP_THREAD)
+        self._thread = LoopThread("client-loop")
         self._closing = False
         self._close_lock = threading.RLock()
         try:
@@ -101,7 +100,7 @@ class BlockingFace(Generic[C]):
         self.close()
 
     def _check_thread(self) -> None:
-        if threading.current_thread().name == LOOP_THREAD:
+        if threading.current_thread().name == "client-loop":
             raise CallOnLoop(type(self).__name__)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
