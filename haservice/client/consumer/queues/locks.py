@@ -33,6 +33,9 @@ class ConsumerLocks:
             MessageQueue, float
         ] = {}  # when the broker last gave the lock, counted from the request
         self._wanted: set[MessageQueue] = set()
+        self._asking: dict[
+            asyncio.Future[None], frozenset[MessageQueue]
+        ] = {}  # requests without an answer yet
 
     def is_held(self, queue: MessageQueue) -> bool:
         locked_s = self._locked_s.get(queue)
@@ -57,7 +60,10 @@ class ConsumerLocks:
                 await asyncio.sleep(AGAIN_S)
 
     async def release(self, queue: MessageQueue) -> None:
+        """Gives the lock back, behind the requests for it that are under way: none takes it again."""
         self._wanted.discard(queue)
+        while running := [answered for answered, queues in self._asking.items() if queue in queues]:
+            await asyncio.wait(running)
         if self._locked_s.pop(queue, None) is None:
             return
         try:
@@ -81,7 +87,13 @@ class ConsumerLocks:
 
     async def _ask(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         asked_s = self._clock_s()
-        given = await self._calls.lock(list(queues))
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking[answered] = frozenset(queues)
+        try:
+            given = await self._calls.lock(list(queues))
+        finally:
+            del self._asking[answered]
+            answered.set_result(None)
         for queue in given:
             self._locked_s[queue] = asked_s
         return given
