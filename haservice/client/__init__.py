@@ -10,8 +10,10 @@ from haservice.client.consumer.queues.allocation import averagely, averagely_by_
 from haservice.client.consumer.queues.in_flight import QueueLimits
 from haservice.client.consumer.queues.offsets import ConsumeFrom
 from haservice.client.errors import (
+    CallOnLoop,
     ClientClosed,
     ClientError,
+    ClientForked,
     CloseInCallback,
     GroupUnknown,
     MessageIllegal,
@@ -40,8 +42,10 @@ __all__ = [
     "AsyncPullConsumer",
     "AsyncPushConsumer",
     "Broker",
+    "CallOnLoop",
     "ClientClosed",
     "ClientError",
+    "ClientForked",
     "ClientOptions",
     "CloseInCallback",
     "ConsumeFrom",

@@ -16,6 +16,7 @@ from commitlog.kernel.records import parse_message_id
 from haservice.client.errors import (
     ClientClosed,
     ClientError,
+    ClientForked,
     GroupUnknown,
     RouteUnknown,
     TopicKept,
@@ -23,7 +24,7 @@ from haservice.client.errors import (
 )
 from haservice.client.message import PulledRecords, Received, decode_all
 from haservice.client.options import ClientOptions
-from haservice.client.routes import Broker, TopicRoute, readable_addr
+from haservice.client.routes import Broker, Knows, TopicRoute, first_that_knows, names_brokers, readable_addr
 from haservice.errors import AnswerError, RemotingTimeout, RemotingUnreachable
 from haservice.remoting.bodies.admin import ConsumeStats, QueueProgress
 from haservice.remoting.bodies.clients import (
@@ -63,6 +64,7 @@ from haservice.remoting.headers.clients import (
     ViewMessageHeader,
 )
 from haservice.remoting.json_body import JSONBody
+from haservice.remoting.loop_thread import LoopForked
 
 TIMEOUT_S = 5.0  # as RocketMQ's tools
 TOOLS_GROUP = "TOOLS_CONSUMER"
@@ -310,7 +312,9 @@ class Admin:
 
     def brokers(self, cluster: str | None = None) -> list[Broker]:
         """Every broker, or those of one cluster: by name, the master first."""
-        info = self._decode(ClusterInfo, *self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO))
+        info = self._decode(
+            ClusterInfo, *self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, knows=names_brokers)
+        )
         found = [
             Broker(data.cluster, data.broker_name, broker_id, addr)
             for data in info.broker_addr_table.values()
@@ -464,23 +468,19 @@ class Admin:
         return expect(addr, self._invoke(addr, command, timeout_s), *expected, request=code)
 
     def _invoke(self, addr: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        return self._client.call(addr, command, timeout_s)
+        try:
+            return self._client.call(addr, command, timeout_s)
+        except LoopForked:
+            raise ClientForked("Admin") from None
 
     def call_namesrv(self, code: RequestCode, header: ExtHeader | None = None) -> RemotingCommand:
         """As `call`, to the first nameserver that answers."""
         return self._ask_namesrv(code, None if header is None else header.encode())[1]
 
     def _ask_namesrv(
-        self, code: RequestCode, ext: dict[str, str] | None = None
+        self, code: RequestCode, ext: dict[str, str] | None = None, knows: Knows = lambda answer: True
     ) -> tuple[str, RemotingCommand]:
-        """Asks nameservers in turn until one answers, so one that is down or frozen does no harm."""
-        failures: list[RemotingUnreachable | RemotingTimeout] = []
-        for addr in self.nameservers:
-            try:
-                return addr, self.call(addr, code, ext)
-            except (RemotingUnreachable, RemotingTimeout) as error:
-                failures.append(error)
-        raise failures[0]
+        return first_that_knows(self.nameservers, lambda addr: self.call(addr, code, ext), knows)
 
     @staticmethod
     def _decode(body: type[Body], addr: str, answer: RemotingCommand) -> Body:

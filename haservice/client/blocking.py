@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from haservice.client.errors import ClientClosed
+from haservice.client.errors import CallOnLoop, ClientClosed, ClientForked
 from haservice.deadline import Deadline
-from haservice.remoting.loop_thread import LoopClosed, LoopThread
+from haservice.remoting.loop_thread import LoopClosed, LoopForked, LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,11 @@ class BlockingFace(Generic[C]):
         """Ends running calls, the connections and the thread.  A second call waits for the first one.
 
         It takes at most `close_s`.  If its time is over, that is logged, and the rest ends in the background.
+        In a fork it does nothing: all is the other process's.
         """
+        self._check_thread()
+        if self._thread.forked:
+            return
         deadline = Deadline(self.close_s)
         self._closing = True
         if not self._close_lock.acquire(timeout=self.close_s):
@@ -95,9 +99,20 @@ class BlockingFace(Generic[C]):
     ) -> None:
         self.close()
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _check_thread(self) -> None:
+        if threading.current_thread().name == "client-loop":
+            raise CallOnLoop(type(self).__name__)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
+        """An exception from outside, as of a signal's handler, cancels it, and undoes what came too late."""
         try:
-            return self._thread.call(coroutine)
+            self._check_thread()
+            return self._thread.call(coroutine, undo)
+        except CallOnLoop:
+            coroutine.close()
+            raise
+        except LoopForked:
+            raise ClientForked(type(self).__name__) from None
         except (LoopClosed, concurrent.futures.CancelledError):
             raise ClientClosed(f"this {type(self).__name__}") from None
 
@@ -112,6 +127,9 @@ class BlockingFace(Generic[C]):
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         try:
             return self._thread.submit(self._told_of_close(coroutine))
+        except LoopForked:
+            coroutine.close()
+            raise ClientForked(type(self).__name__) from None
         except LoopClosed:
             coroutine.close()
             raise ClientClosed(f"this {type(self).__name__}") from None

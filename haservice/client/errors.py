@@ -5,6 +5,8 @@
     └── ClientError                what an application asked of the library did not happen
         ├── MessageIllegal             a message that no broker takes: nothing was sent
         ├── ClientClosed               the producer, consumer or session was closed
+        ├── ClientForked               the client was made before a fork, and this is the other process
+        ├── CallOnLoop                 a blocking call in a function that runs on a client's loop
         ├── CloseInCallback            a consumer's own callback called `close`
         ├── NameserverUnknown          no nameserver was named
         ├── RouteUnknown               the nameservers know no broker for this topic, or none that is a master now
@@ -46,6 +48,26 @@ class ClientClosed(ClientError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was closed: make a new one")
+
+
+class ClientForked(ClientError, RuntimeError):
+    """A fork has neither the threads nor connections of its own: the client stays with the first process."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"this {kind} was made before a fork, and works in the process that made it only: "
+            "make a new one in this process"
+        )
+
+
+class CallOnLoop(ClientError, RuntimeError):
+    """A blocking call would stop everything else on the loop, perhaps what it waits for."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"a blocking call of {kind} in a function that runs on a client's loop: let the callback be a plain "
+            f"function, which runs in a thread, or await an Async{kind}"
+        )
 
 
 class CloseInCallback(ClientError, RuntimeError):

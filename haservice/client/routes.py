@@ -9,20 +9,26 @@ something.  So the first poll that sees a new master finds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commitlog.kernel.records import java_hash
 from haservice.bounds import ORDERED_QUEUES_MAX, QUEUES_MAX
 from haservice.client.errors import RouteUnknown
-from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, MessageQueue, TopicRouteData
+from haservice.errors import AnswerError, RemotingError, RemotingTimeout, RemotingUnreachable
+from haservice.remoting.bodies.clients import MASTER_ID, BrokerData, ClusterInfo, MessageQueue, TopicRouteData
+from haservice.remoting.codes import ResponseCode
+from haservice.remoting.command import RemotingCommand
 
 PERM_READ = 4
 PERM_WRITE = 2
 # New topics are made after this one; its route says which brokers would make one.
 TEMPLATE_TOPIC = "TBW102"
 AUTO_CREATED_QUEUES = 4
+
+# Whether a nameserver's answer says anything.
+Knows = Callable[[RemotingCommand], bool]
 
 # After a while a name without a master is asked for less often, by this factor.
 PATIENCE_S = 60.0
@@ -101,6 +107,47 @@ class TopicRoute:
             )
         number = java_hash(order_key) if isinstance(order_key, str) else _long_hash(order_key)
         return self.write_queues[abs(number) % len(self.write_queues)]
+
+
+def first_that_knows(
+    nameservers: Iterable[str],
+    ask: Callable[[str], RemotingCommand],
+    knows: Knows = lambda answer: True,
+) -> tuple[str, RemotingCommand]:
+    """The first nameserver that answers and knows, and its answer: one that is down or knows nothing hides no other.
+
+    Else an answer of one that knows nothing, or `unknown_to` of all that answer, or what the first one raised.
+    """
+    empty: list[tuple[str, RemotingCommand]] = []
+    unknown: list[AnswerError] = []
+    failures: list[RemotingError] = []
+    for addr in nameservers:
+        try:
+            answer = ask(addr)
+        except (RemotingUnreachable, RemotingTimeout) as error:
+            failures.append(error)
+        except AnswerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            unknown.append(error)
+        else:
+            if knows(answer):
+                return addr, answer
+            empty.append((addr, answer))
+    if empty:
+        return empty[0]
+    raise unknown_to(unknown) if unknown else failures[0]
+
+
+def unknown_to(answers: Sequence[AnswerError]) -> AnswerError:
+    """The first answer, with the addresses of all that gave one."""
+    first = answers[0]
+    return AnswerError(";".join(one.addr for one in answers), first.code, first.remark, first.request)
+
+
+def names_brokers(answer: RemotingCommand) -> bool:
+    """Whether the answer to GET_BROKER_CLUSTER_INFO has any."""
+    return bool(ClusterInfo.decode(answer.body).broker_addr_table)
 
 
 def order_counts(conf: str) -> dict[str, int]:

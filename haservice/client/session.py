@@ -24,7 +24,7 @@ from commitlog.log.log import wall_clock_ms
 from haservice.client.errors import NOBODY_HAS_IT, ClientClosed, RouteUnknown
 from haservice.client.identity import UniqueKeys, client_id, local_ip
 from haservice.client.options import ClientOptions
-from haservice.client.routes import TEMPLATE_TOPIC, ClientRoutes, TopicRoute
+from haservice.client.routes import TEMPLATE_TOPIC, ClientRoutes, TopicRoute, unknown_to
 from haservice.deadline import Deadline
 from haservice.errors import AnswerError, HAServiceError, RemotingError, RemotingTimeout, RemotingUnreachable
 from haservice.log_throttle import LogThrottle
@@ -168,27 +168,32 @@ class Session:
         *,
         expected: Sequence[int] = (ResponseCode.SUCCESS,),
     ) -> RemotingCommand:
-        """The answer of the nameserver that answered last, or of the next one that answers.
+        """The answer of the nameserver that answered last, or of the next one that answers and knows the topic.
 
         If none answers, raises what the first one raised; the text says that it is a nameserver.
         """
         failures: list[RemotingError] = []
+        unknown: list[AnswerError] = []
         for _ in self.nameservers:
             addr = self.nameservers[self._namesrv]
             try:
                 answer = await self.ask(addr, code, header, expected=expected)
             except (RemotingUnreachable, RemotingTimeout) as error:
                 failures.append(error)
-                self._namesrv = (self._namesrv + 1) % len(self.nameservers)
             except AnswerError as error:
-                if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    unknown.append(error)
+                elif error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     self._warn_of_nameserver(f"is {addr} no nameserver, but a broker?", error)
-                else:
-                    self._throttle.ended("nameserver")
-                raise
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
             else:
                 self._throttle.ended("nameserver")
                 return answer
+            self._namesrv = (self._namesrv + 1) % len(self.nameservers)
+        if unknown:
+            self._throttle.ended("nameserver")
+            raise unknown_to(unknown)
         first = failures[0]
         self._warn_of_nameserver("none answers, it is asked again", first)
         if isinstance(first, RemotingUnreachable):
@@ -291,7 +296,7 @@ class Session:
         except AnswerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            reason = f"is unknown to nameserver {';'.join(self.nameservers)}"
+            reason = f"is unknown to nameserver {error.addr}"
             if self.routes.get(topic) is None:
                 reason += NOBODY_HAS_IT
             raise RouteUnknown(topic, reason) from None
@@ -450,7 +455,7 @@ class Session:
         for handler in list(self._handlers.get(request.code, ())):
             try:
                 answer = await handler(connection, request)
-            except Exception:
+            except (Exception, SystemExit, KeyboardInterrupt):  # what an application's `check` may raise
                 logger.exception(
                     "request of a broker failed code=%s broker=%s", request.code, connection.peer
                 )

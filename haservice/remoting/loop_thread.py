@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import uvloop
 
@@ -32,11 +34,19 @@ WORK_THREADS = 2
 
 
 def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
-    """Runs `loop` until it is stopped, ends what still runs on it, and closes it."""
+    """Runs `loop` until it is stopped, ends what still runs on it, and closes it.
+
+    asyncio lets SystemExit and KeyboardInterrupt of a task end the loop.  They belong to those who wait for
+    that task: the loop goes on for the others.
+    """
     asyncio.set_event_loop(loop)
     try:
-        if not stop.is_set():
-            loop.run_forever()
+        while not stop.is_set():
+            try:
+                loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt) as error:
+                logger.error("a task of the loop raised %r, the loop goes on", error)
         while tasks := asyncio.all_tasks(loop):
             for task in tasks:
                 task.cancel()
@@ -51,6 +61,10 @@ class LoopClosed(RuntimeError):
     """The loop has ended: nothing runs on it any more."""
 
 
+class LoopForked(RuntimeError):
+    """This process is a fork of the one that has the loop; a fork has no thread that runs it."""
+
+
 class LoopThread:
     """Runs from construction on; `close` ends what still runs.  `on_failure` is told if it dies.
 
@@ -61,24 +75,40 @@ class LoopThread:
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="loop-work"))
         self._service = Service(name, self, on_failure)
+        self._pid = os.getpid()
         self._service.start()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that started the thread."""
+        return os.getpid() != self._pid
 
     @property
     def open(self) -> bool:
         """False once `close` has ended the loop."""
         return self._service.running and not self.loop.is_closed()
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What `coroutine` returns or raises; from any other thread.  LoopClosed after or during `close`."""
+    def call(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
+        """What `coroutine` returns or raises; from any other thread.  LoopClosed after or during `close`.
+
+        An exception from outside may leave this, such as that of a signal's handler.  Then the coroutine is
+        cancelled, and if it has a result nevertheless, the loop calls `undo` with it.
+        """
         if threading.current_thread().name == self._service.name:
             coroutine.close()
             raise AssertionError("a blocking call on the loop's own thread")
+        handover = _Handover(coroutine, undo)
         try:
-            return self.submit(coroutine).result()
-        except concurrent.futures.CancelledError:
-            if self.open:
-                raise
-            raise LoopClosed from None
+            return self.submit(handover.run()).result()
+        except (LoopClosed, LoopForked):
+            coroutine.close()
+            raise
+        except BaseException as error:
+            with suppress(RuntimeError):  # the loop is closed, and has ended the call
+                self.loop.call_soon_threadsafe(handover.leave)
+            if isinstance(error, concurrent.futures.CancelledError) and not self.open:
+                raise LoopClosed from None
+            raise
 
     def try_call(self, coroutine: Coroutine[Any, Any, object], deadline: Deadline) -> bool:
         """Runs `coroutine` for an end that must not fail: False if it is not over at the deadline.
@@ -89,12 +119,15 @@ class LoopThread:
             self.submit(coroutine).result(deadline.remaining)
         except TimeoutError:
             return False
-        except (LoopClosed, concurrent.futures.CancelledError):
+        except (LoopClosed, LoopForked, concurrent.futures.CancelledError):
             pass
         return True
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """A future of what `coroutine` returns.  Raises LoopClosed after `close`."""
+        """A future of what `coroutine` returns.  Raises LoopClosed after `close`, LoopForked in a fork."""
+        if self.forked:
+            coroutine.close()
+            raise LoopForked
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         except RuntimeError:
@@ -102,8 +135,11 @@ class LoopThread:
             raise LoopClosed from None
 
     def close(self, deadline: Deadline) -> bool:
-        """Ends all tasks, the loop and its thread.  May be called twice.  False if the thread still runs."""
-        return self._service.stop(deadline)
+        """Ends all tasks, the loop and its thread.  May be called twice.  False if the thread still runs.
+
+        A fork leaves all as it is: the loop is the other process's.
+        """
+        return self.forked or self._service.stop(deadline)
 
     # The thread's task
 
@@ -113,6 +149,39 @@ class LoopThread:
     def wake(self) -> None:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class _Handover(Generic[T]):
+    """A call on the loop whose thread may stop waiting for it.  Used on the loop only."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None) -> None:
+        self._coroutine = coroutine
+        self._undo = undo
+        self._left = False
+        self._task: asyncio.Task[Any] | None = None
+        self._results: list[T] = []
+
+    async def run(self) -> T:
+        if self._left:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        result = await self._coroutine
+        self._results.append(result)
+        if self._left:
+            self._undo_result()
+        return result
+
+    def leave(self) -> None:
+        """Nobody waits any more."""
+        self._left = True
+        if self._task is not None:
+            self._task.cancel()
+        self._undo_result()
+
+    def _undo_result(self) -> None:
+        if self._results and self._undo is not None:
+            self._undo(self._results.pop())
 
 
 async def keep_running(

@@ -83,6 +83,8 @@ def _deliver(job: Future[T], future: asyncio.Future[T]) -> None:
     if job.cancelled():
         future.cancel()
     elif error := job.exception():
+        if isinstance(error, StopIteration):  # no future takes it
+            error = RuntimeError(f"the function raised {error!r}")
         future.set_exception(error)
     else:
         future.set_result(job.result())

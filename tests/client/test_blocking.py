@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from haservice.client import ClientClosed, Message, Producer
+from haservice.client import (
+    Admin,
+    CallOnLoop,
+    ClientClosed,
+    ClientForked,
+    Message,
+    Producer,
+    Received,
+    TransactionState,
+)
 from haservice.client.blocking import BlockingFace
-from tests.client.fakes import fake_cluster
+from tests.client.fakes import fake_broker, fake_cluster, route
 from tests.support.waiting import PATIENCE_S
 
 
@@ -69,3 +80,78 @@ def test_a_producer_that_is_closed_during_a_call_prints_nothing(caplog: pytest.L
         sender.join(PATIENCE_S)
     assert len(refused) == 1
     assert [one.getMessage() for one in caplog.records if one.name.startswith("haservice.client")] == []
+
+
+def in_a_fork(work: Callable[[], str]) -> str:
+    """What `work` returns in a fork of this process."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_client_of_before_a_fork_says_so_and_the_first_process_goes_on() -> None:
+    with fake_cluster() as cluster, fake_broker() as broker:
+        cluster.routes["T"] = route(1, a={0: broker.addr})
+        with Producer("g", cluster.options) as producer, Admin(cluster.options) as admin:
+            producer.send(Message("T", b"x"))
+
+            def in_child() -> str:
+                said = []
+                for call in (
+                    lambda: producer.send(Message("T", b"x"), timeout_s=2),
+                    lambda: admin.route("T"),
+                ):
+                    try:
+                        call()
+                    except ClientForked as error:
+                        said.append(str(error))
+                producer.close()
+                admin.close()
+                return "\n".join(said)
+
+            assert in_a_fork(in_child).splitlines() == [
+                f"this {kind} was made before a fork, and works in the process that made it only: "
+                "make a new one in this process"
+                for kind in ("Producer", "Admin")
+            ]
+            producer.send(Message("T", b"y"))
+        assert len(broker.sends) == 2
+
+
+def test_a_function_on_a_loop_that_calls_a_blocking_client_is_told_what_to_do() -> None:
+    with SlowClient(Slow) as client, SlowClient(Slow) as other:
+
+        async def on_loop() -> None:
+            other.start()
+
+        with pytest.raises(CallOnLoop, match="let the callback be a plain function"):
+            client._call(on_loop())
+
+
+class Exits:
+    """A transaction listener whose application ends."""
+
+    def execute(self, message: Message, argument: object) -> TransactionState:
+        raise SystemExit(3)
+
+    def check(self, message: Received) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+
+def test_system_exit_in_a_listener_is_its_callers_and_hangs_nobody_else() -> None:
+    with fake_cluster() as cluster, fake_broker() as broker:
+        cluster.routes["T"] = route(1, a={0: broker.addr})
+        with Producer("g", cluster.options, listener=Exits()) as producer:
+            with pytest.raises(SystemExit):
+                producer.send_in_transaction(Message("T", b"x"))
+            assert producer.send(Message("T", b"y")).ok

@@ -601,3 +601,25 @@ def test_admin_calls_say_what_is_wrong(cluster: FakeCluster) -> None:
                 admin.message("T", name)
     with pytest.raises(ClientClosed, match="this Admin was closed"):
         admin.topics()
+
+
+def test_a_nameserver_that_knows_nothing_hides_no_other() -> None:
+    with fake_cluster() as empty, fake_cluster() as full, fake_broker() as broker:
+        full.routes["T"] = route(1, a={0: broker.addr})
+        both = ClientOptions(f"{empty.options.namesrv_addr};{full.options.namesrv_addr}")
+        with Producer("g", both) as producer, Admin(both) as admin:
+            assert producer.send(Message("T", b"x")).ok
+            assert [one.broker_name for one in admin.queues("T")] == ["a"]
+            with pytest.raises(RouteUnknown) as unknown:
+                producer.send(Message("Other", b"x"))
+            for addr in both.nameservers:
+                assert addr in str(unknown.value)
+
+
+def test_only_nameservers_that_answered_are_said_not_to_know() -> None:
+    with fake_cluster() as empty:
+        answers_not = "127.0.0.1:1"
+        options = ClientOptions(f"{answers_not};{empty.options.namesrv_addr}")
+        with Producer("g", options) as producer, pytest.raises(RouteUnknown) as unknown:
+            producer.send(Message("T", b"x"))
+        assert answers_not not in str(unknown.value)

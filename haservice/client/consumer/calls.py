@@ -248,7 +248,9 @@ class GroupCalls:
         return await self._offset(queue, RequestCode.GET_MIN_OFFSET)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        return await self._offset(queue, RequestCode.GET_MAX_OFFSET)
+        """The master's: a slave's may be behind, and who begins there gets messages of before."""
+        addr = self.master(queue.broker_name)
+        return await self._offset(queue, RequestCode.GET_MAX_OFFSET, addr)
 
     async def offset_by_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Request 29: the offset of the first message stored at that time or later, or the queue's end."""
@@ -257,9 +259,9 @@ class GroupCalls:
         answer = await self._call(queue.broker_name, code, header)
         return OffsetResponseHeader.decode(answer.ext).offset
 
-    async def _offset(self, queue: MessageQueue, code: RequestCode) -> int:
+    async def _offset(self, queue: MessageQueue, code: RequestCode, addr: str | None = None) -> int:
         header = QueueHeader(queue.topic, queue.queue_id)
-        answer = await self._call(queue.broker_name, code, header)
+        answer = await self._call(queue.broker_name, code, header, addr=addr)
         return OffsetResponseHeader.decode(answer.ext).offset
 
     # The group

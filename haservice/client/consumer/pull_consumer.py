@@ -412,7 +412,8 @@ class PullConsumer(BlockingFace[AsyncPullConsumer]):
         """See AsyncPullConsumer.poll."""
         self._put_back(0)
         self._poller = threading.current_thread()
-        return self._call(self._inner.poll(timeout_s, max_messages=max_messages))
+        poll = self._inner.poll(timeout_s, max_messages=max_messages)
+        return self._call(poll, lambda unseen: self._inner.put_back(len(unseen)))
 
     def __iter__(self) -> Iterator[Received]:
         """As `async for`: yields messages; each counts as consumed when the next one is asked for."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -360,3 +363,41 @@ def test_a_poll_that_raises_out_of_with_comes_again(cluster: Cluster) -> None:
     with blocking(cluster).subscribe("Orders") as consumer:
         wait_until(consumer.assignment, "it has its queues")
         assert numbers(consumer.poll()) == [1, 2]
+
+
+class Interrupted(Exception):
+    """What a handler of a signal raises."""
+
+
+def test_messages_of_a_poll_that_a_signal_leaves_come_with_the_next(cluster: Cluster) -> None:
+    node = cluster.start()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def handler(_: int, __: object) -> None:
+        raise Interrupted
+
+    def waits_in_poll() -> bool:
+        names = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
+        return names[0] == "wait" and "poll" in names
+
+    def interrupt() -> None:
+        wait_until(waits_in_poll)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with blocking(cluster) as consumer:
+            consumer.subscribe("Orders")
+            interrupter = threading.Thread(target=interrupt)
+            interrupter.start()
+            with pytest.raises(Interrupted):
+                consumer.poll(PATIENCE_S)
+            interrupter.join(PATIENCE_S)
+            cluster.fill(node, count=10)
+            found: list[int] = []
+            while len(found) < 10:
+                found += numbers(consumer.poll(PATIENCE_S))
+            assert sorted(found) == list(range(10))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

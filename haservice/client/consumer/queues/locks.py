@@ -39,6 +39,9 @@ class ConsumerLocks:
         self._locked_s: dict[MessageQueue, float] = {}
         self._given_by: dict[MessageQueue, str | None] = {}
         self._wanted: set[MessageQueue] = set()
+        self._asking: dict[
+            asyncio.Future[None], frozenset[MessageQueue]
+        ] = {}  # requests without an answer yet
 
     def is_held(self, queue: MessageQueue) -> bool:
         locked_s = self._locked_s.get(queue)
@@ -72,7 +75,10 @@ class ConsumerLocks:
         self._given_by.pop(queue, None)
 
     async def release(self, queue: MessageQueue) -> None:
+        """Gives the lock back, behind the requests for it that are under way: none takes it again."""
         self._wanted.discard(queue)
+        while running := [answered for answered, queues in self._asking.items() if queue in queues]:
+            await asyncio.wait(running)
         self._given_by.pop(queue, None)
         if self._locked_s.pop(queue, None) is None:
             return
@@ -98,7 +104,13 @@ class ConsumerLocks:
     async def _ask(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         asked_s = self._clock_s()
         masters = {queue: self._calls.master_now(queue.broker_name) for queue in queues}
-        given = await self._calls.lock(list(queues))
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asking[answered] = frozenset(queues)
+        try:
+            given = await self._calls.lock(list(queues))
+        finally:
+            del self._asking[answered]
+            answered.set_result(None)
         for queue in given:
             self._locked_s[queue] = asked_s
             self._given_by[queue] = masters[queue]
