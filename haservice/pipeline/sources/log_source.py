@@ -203,13 +203,16 @@ class _Stores:
         spans = []
         for name, view, begin, end in wanted:
             for segment in _unskipped(view.find_segments(), selection):
-                low, high = max(begin, segment.start), min(end, segment.end)
-                if low < high:
-                    spans.append((name, segment, low, high))
-        total = sum(high - low for _, _, low, high in spans)
+                low, limit = max(begin, segment.start), min(end, segment.end)
+                # A piece lies where it begins; in an entry its record begins behind the entry's head.
+                first = max(low, selection.physical.low - segment.head_bytes)
+                behind = min(limit, selection.physical.high + 1)
+                if first < behind:
+                    spans.append((name, segment, first, behind, limit, first == low))
+        total = sum(behind - first for _, _, first, behind, _, _ in spans)
         of_core = max(total // (os.cpu_count() or 1), CORE_BYTES_MIN)
         step = min(RANGE_BYTES, of_core, max(total // self.options.partitions_min, RANGE_BYTES_MIN))
-        return [part for span in spans for part in _cut(*span, step, selection)]
+        return [part for span in spans for part in _cut(*span, step)]
 
 
 def _check_name(key: str, topic: str, queue_id: int | None, queues: Mapping[str, set[int]]) -> None:
@@ -250,15 +253,13 @@ def _before(selection: Selection, stored_ms: int) -> bool:
 
 
 def _cut(
-    name: str, segment: LogSegment, low: int, high: int, step: int, selection: Selection
+    name: str, segment: LogSegment, first: int, behind: int, limit: int, is_edge: bool, step: int
 ) -> Iterator[SegmentRange]:
-    """Ranges of equal size; the first begins and the last ends at an edge."""
-    count = max(1, round((high - low) / step))
-    places = [low + (high - low) * number // count for number in range(count + 1)]
-    physical = selection.physical
+    """Ranges of equal size of what begins from `first` up to `behind`; the log or the segment ends at `limit`."""
+    count = max(1, round((behind - first) / step))
+    places = [first + (behind - first) * number // count for number in range(count + 1)]
     for begin, end in pairwise(places):
-        if begin <= physical.high and end + (64 << 20) > physical.low:
-            yield SegmentRange(name, segment, begin, end, high, begin == low)
+        yield SegmentRange(name, segment, begin, end, limit, is_edge and begin == first)
 
 
 @one_sentence
