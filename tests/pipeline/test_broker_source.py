@@ -24,6 +24,7 @@ from haservice.pipeline.sources.broker_source import BrokerReader, BrokerSource,
 from haservice.pipeline.sources.brokers import BrokerRefused
 from haservice.pipeline.sources.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.pipeline.sources.stream_begin import split
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from tests.pipeline.brokers import Cluster, properties_of, stored
@@ -385,7 +386,7 @@ def test_a_stream_goes_on_from_its_offsets_and_never_back(cluster: Cluster) -> N
     cluster.fill(node, count=40, queues=2)
     stream = streamed(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="15")
     start = stream.initialOffset()
-    assert start == {"Orders": {"broker-a": {str(number): 0 for number in range(4)}}}
+    assert split(start)[1] == {"Orders": {"broker-a": {str(number): 0 for number in range(4)}}}
     assert stream.getDefaultReadLimit() == ReadMaxRows(15)
     found: list[int] = []
     for _ in range(4):
@@ -398,6 +399,29 @@ def test_a_stream_goes_on_from_its_offsets_and_never_back(cluster: Cluster) -> N
     assert stream.latestOffset(start, ReadAllAvailable()) == start
     ahead = {"Orders": {"broker-a": {"0": 10_000}}}
     assert stream.latestOffset(ahead, ReadAllAvailable())["Orders"]["broker-a"]["0"] == 10_000
+
+
+def test_start_options_are_for_new_queries_only(cluster: Cluster) -> None:
+    """Also if the query ended amid its first batch, and Spark asks for its first offset again."""
+    node = cluster.start()
+    cluster.fill(node, count=40, queues=2)
+    times = sorted(one.store_timestamp_ms for one in stored(node, "Orders"))
+    starts = (
+        {"startingOffsets": "earliest"},
+        {},
+        {"startingTimestamp": "1"},
+        {"startingTimestamp": str(times[-1])},
+    )
+    for before in starts:
+        stream = streamed(cluster, **before)
+        start = stream.initialOffset()
+        middle = stream.latestOffset(start, ReadMaxRows(10))
+        end = stream.latestOffset(middle, ReadAllAvailable())
+        wanted = numbers(read(stream, stream.partitions(start, end)))
+        for after in ({}, {"startingTimestamp": str(times[-1] + 10**9)}, {"startingOffsets": "earliest"}):
+            again = streamed(cluster, **after)
+            batches = [again.partitions(again.initialOffset(), middle), again.partitions(middle, end)]
+            assert sorted(number for parts in batches for number in numbers(read(again, parts))) == wanted
 
 
 def test_a_stream_that_begins_at_the_latest_has_only_what_comes_then(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -55,6 +56,7 @@ from haservice.pipeline.sources.options import (
 )
 from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueRangeReader
 from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
+from haservice.pipeline.sources.stream_begin import as_begun, batch_of, first_offset, joined, split
 from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,15 @@ class BrokerSource(DataSource):
         return BrokerStreamWriter(self._writing(schema))
 
 
+def stored_between(begin_ms: int | None, end_ms: int | None) -> Selection:
+    """All that was stored at or after the one, and before the other; None: any time."""
+    if begin_ms is None and end_ms is None:
+        return Selection()
+    low = NumberRange().low if begin_ms is None else begin_ms
+    high = NumberRange().high if end_ms is None else end_ms - 1
+    return Selection(bounds={"storeTimestamp": NumberRange(low, high)})
+
+
 @one_sentence
 class _Reading:
     """What a batch and a stream share."""
@@ -109,13 +120,7 @@ class _Reading:
     def __init__(self, options: BrokerOptions, schema: StructType) -> None:
         self._options = options
         self._schema: pa.Schema = arrow_schema(schema)
-        bounds = {}
-        if options.starting_ms is not None or options.ending_ms is not None:
-            low, high = options.starting_ms, options.ending_ms
-            bounds["storeTimestamp"] = NumberRange(
-                NumberRange().low if low is None else low, NumberRange().high if high is None else high - 1
-            )
-        self._selection = Selection(bounds=bounds)
+        self._selection = stored_between(options.starting_ms, options.ending_ms)
 
     def _topics(self, admin: Admin) -> SourceTopics:
         return SourceTopics(admin, self._options)
@@ -158,7 +163,7 @@ class _Reading:
         logger.warning("%s", lost)
         return max(begin, span.low)
 
-    def _ranges(self, wanted: Sequence[tuple[SourceQueue, int, int]]) -> list[InputPartition]:
+    def _ranges(self, wanted: Sequence[tuple[SourceQueue, int, int]]) -> list[QueueRange]:
         """One range of each queue, or several if minPartitions asks for more."""
         chosen = []
         for queue, begin, end in wanted:
@@ -168,7 +173,7 @@ class _Reading:
                 chosen.append((queue, low, high))
         total = sum(high - low for _, low, high in chosen)
         step = max(1, total // self._options.partitions_min)
-        parts: list[InputPartition] = []
+        parts: list[QueueRange] = []
         for queue, low, high in chosen:
             count = max(1, round((high - low) / step))
             places = [low + (high - low) * number // count for number in range(count + 1)]
@@ -187,7 +192,7 @@ class _Reading:
             options = self._options
             yield from QueueRangeReader(
                 self._schema,
-                self._selection,
+                partition.selection or self._selection,
                 options.name_servers,
                 options.credentials_file,
                 options.expression,
@@ -246,11 +251,13 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> Tree:
         with self._admin() as admin:
             topics = self._topics(admin)
-            return tree_of(
+            at = tree_of(
                 (queue, self._begin(topics, queue, topics.span(queue), LATEST)) for queue in topics.queues()
             )
+        return first_offset(self._options, at)
 
     def latestOffset(self, start: Tree, limit: ReadLimit) -> Tree:
+        begun, start = split(start)
         spans = self._spans()
         begins = {queue: self._first(start, queue) for queue in spans}
         ends = {}
@@ -261,7 +268,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
         # A broker that is away comes back: its queues keep the offsets up to which they were read.
-        return merged(start, tree_of(ends.items()))
+        return joined(begun, merged(start, tree_of(ends.items())))
 
     @staticmethod
     def _first(start: Tree, queue: SourceQueue) -> int:
@@ -285,6 +292,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             return {queue: topics.span(queue) for queue in topics.queues()}
 
     def partitions(self, start: Tree, end: Tree) -> Sequence[InputPartition]:
+        begun, start, end = batch_of(start, end)
         wanted = []
         with self._admin() as admin:
             topics = self._topics(admin)
@@ -299,7 +307,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
                 if until is not None and begin < until:
                     span = topics.span(queue)
                     wanted.append((queue, self._still_there(queue, span, begin, until), until))
-        return self._ranges(wanted)
+        selection = stored_between(as_begun(self._options, begun).starting_ms, None)
+        return [replace(part, selection=selection) for part in self._ranges(wanted)]
 
 
 SOURCE = BrokerSource

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -52,6 +53,7 @@ from haservice.pipeline.sources.options import (
     read_options,
 )
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.pipeline.sources.stream_begin import as_begun, batch_of, first_offset, joined, split
 from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,8 @@ RANGE_BYTES_MIN = 64 << 10
 CORE_BYTES_MIN = 16 << 20
 # How many topics are named to a user who named an unknown one.
 _NAMED_MAX = 20
-# By broker name.
-Offsets = dict[str, Offset]
+# By broker name, and how the stream began, see stream_begin.
+Offsets = dict[str, Any]
 
 
 class DataLoss(HAServiceError):
@@ -357,7 +359,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options = options
         self._schema = _read_schema(options, schema)
-        self._selection = Selection.of_options(options)
         self._target: dict[str, int] | None = None
 
     @cached_property
@@ -381,17 +382,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         self._stores.check_names(may_come=True)
-        return {name: mark(view, self._first(view)) for name, view in self._stores.items}
+        return first_offset(
+            self._options, {name: mark(view, self._first(view)) for name, view in self._stores.items}
+        )
 
     def _first(self, view: StoreView) -> int:
         starting = self._options.starting_offsets
         if self._options.starting_ms is None and (starting is None or starting.everywhere == LATEST):
             return view.confirmed_end()
-        wanted = [*_unskipped(view.find_segments(), self._selection)]
+        wanted = [*_unskipped(view.find_segments(), Selection.of_options(self._options))]
         return wanted[0].start if wanted else view.confirmed_end()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Raises DataLoss.  If a log was cut and the user accepts data loss, its offset goes back."""
+        begun, start = split(start)
         there = {name: self._held(view, start.get(name, view.start)) for name, view in self._stores.items}
         begins = {name: place_of(offset) for name, offset in there.items()}
         ends = dict(begins)
@@ -407,7 +411,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, view in self._stores.items:
             if ends[name] != begins[name]:
                 there[name] = mark(view, ends[name])
-        return {**start, **there}
+        return joined(begun, {**start, **there})
 
     def _held(self, view: StoreView, offset: Offset) -> Offset:
         """The same offset if the log is the one that was read; else where to go on, data loss accepted."""
@@ -447,6 +451,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Also raises DataLoss for a batch that runs again and would not have the same rows."""
+        begun, start, end = batch_of(start, end)
         views = dict(self._stores.items)
         wanted = []
         for name, until in end.items():
@@ -461,11 +466,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place_of(begin) < place_of(until):
                 low, high = (place_of(self._held(view, one)) for one in (begin, until))
                 wanted.append((name, view, low, high))
-        return self._stores.ranges(wanted, replace(self._selection))
+        selection = Selection.of_options(as_begun(self._options, begun))
+        return [replace(part, selection=selection) for part in self._stores.ranges(wanted, selection)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, SegmentRange | EntryRange):
-            yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
+        if isinstance(partition, SegmentRange):
+            assert partition.selection is not None
+            yield from RangeReader(self._schema, self._options, partition.selection).rows(partition)
 
 
 def _advance(view: StoreView, begin: int, end: int, rows: int) -> tuple[int, int]:
