@@ -330,6 +330,42 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], said: str) -
         made.reader(made.schema())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ({"Orders": {"0": 21}}, "21 of topic Orders queue 0 on broker-a, which ends at 20"),
+        ({"Orders": {"9": 0}}, "no queue 9 of topic Orders may be read"),
+        ({"Orders": {"broker-b": {"0": 0}}}, "no broker broker-b has the topics; there are broker-a"),
+        ({"Odrers": {"0": 0}}, "Odrers is not in topic=Orders"),
+    ],
+)
+def test_offsets_that_cannot_be_are_refused(cluster: Cluster, offsets: dict[str, Any], said: str) -> None:
+    cluster.fill(cluster.start(), count=40, queues=2)
+    given = json.dumps(offsets)
+    with pytest.raises(ConfigError, match=f"startingOffsets: {said}"):
+        rows_of(cluster, startingOffsets=given)
+    with pytest.raises(ConfigError, match=f"startingOffsets: {said}"):
+        streamed(cluster, startingOffsets=given).initialOffset()
+    if "21" in said:
+        assert len(rows_of(cluster, startingOffsets=given, failOnDataLoss="false")) == 20
+    else:
+        with pytest.raises(ConfigError, match=f"endingOffsets: {said}"):
+            rows_of(cluster, endingOffsets=given)
+
+
+def test_a_begin_behind_its_end_is_refused() -> None:
+    for given, said in (
+        (
+            {"startingOffsets": '{"T": {"0": 5}}', "endingOffsets": '{"T": {"0": 4}}'},
+            "5 of topic T queue 0 lies behind",
+        ),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, "lies after endingTimestamp=4"),
+    ):
+        made = BrokerSource({"nameServer": "a:1", "topic": "T", **given})
+        with pytest.raises(ConfigError, match=said):
+            made.reader(made.schema())  # type: ignore[arg-type]
+
+
 def test_a_stream_has_no_end() -> None:
     made = BrokerSource({"nameServer": "a:1", "topic": "T", "endingTimestamp": "1"})
     with pytest.raises(ConfigError, match="endingTimestamp: a stream has no end"):

@@ -146,6 +146,42 @@ class _Reading:
         # A queue that the JSON does not name is read to its end.
         return span.high if wanted in (LATEST, EARLIEST) else min(wanted, span.high)
 
+    def _check_named(self, queues: Sequence[SourceQueue]) -> None:
+        """Raises WrongOption for a topic or a queue of the offsets that is not among those that are read."""
+        brokers = {queue.broker_name for queue in queues}
+        there = {
+            (queue.topic, broker, queue.queue_id) for queue in queues for broker in (None, queue.broker_name)
+        }
+        for key, given in (
+            ("startingOffsets", self._options.starting_offsets),
+            ("endingOffsets", self._options.ending_offsets),
+        ):
+            for topic, broker, queue_id in given.offsets if given else ():
+                if topic not in self._options.topics:
+                    asked = ",".join(self._options.topics)
+                    raise WrongOption(FORMAT, 0, key, f"{topic} is not in topic={asked}")
+                if broker is not None and broker not in brokers:
+                    raise WrongOption(
+                        FORMAT,
+                        0,
+                        key,
+                        f"no broker {broker} has the topics; there are {', '.join(sorted(brokers))}",
+                    )
+                if (topic, broker, queue_id) not in there:
+                    of = "" if broker is None else f" on {broker}"
+                    raise WrongOption(FORMAT, 0, key, f"no queue {queue_id} of topic {topic}{of} may be read")
+
+    def _check_reached(self, queue: SourceQueue, span: Span, begin: int) -> None:
+        """Raises WrongOption for a starting offset that its queue has not reached."""
+        if begin > span.high and self._options.fail_on_data_loss:
+            raise WrongOption(
+                FORMAT,
+                0,
+                "startingOffsets",
+                f"{begin} of topic {queue.topic} queue {queue.queue_id} on {queue.broker_name}, which ends at"
+                f" {span.high}; failOnDataLoss=false goes on without it",
+            )
+
     def _still_there(self, queue: SourceQueue, span: Span, begin: int, end: int) -> int:
         """`begin`, or the first offset that the queue holds if the user accepts data loss."""
         if begin >= end or (span.low <= begin and end <= span.high):
@@ -216,6 +252,21 @@ class BrokerReader(_Reading, DataSourceReader):
                 word = "begin at the latest" if bad == LATEST else "end at the earliest"
                 raise WrongOption(FORMAT, 0, key, f"a batch cannot {word}")
 
+        begins = options.starting_offsets.offsets if options.starting_offsets else {}
+        ends = options.ending_offsets.offsets if options.ending_offsets else {}
+        for key, begin in begins.items() if options.starting_ms is None and options.ending_ms is None else ():
+            end = ends.get(key, LATEST)
+            if begin > end >= 0:
+                of = f"topic {key[0]} queue {key[2]}"
+                raise WrongOption(
+                    FORMAT, 0, "startingOffsets", f"{begin} of {of} lies behind its {end} in endingOffsets"
+                )
+        begin_ms, end_ms = options.starting_ms, options.ending_ms
+        if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+            raise WrongOption(
+                FORMAT, 0, "startingTimestamp", f"lies after endingTimestamp={end_ms}", str(begin_ms)
+            )
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._selection, others = self._selection.push(filters)
         return others
@@ -224,9 +275,12 @@ class BrokerReader(_Reading, DataSourceReader):
         wanted = []
         with self._admin() as admin:
             topics = self._topics(admin)
-            for queue in topics.queues():
+            queues = topics.queues()
+            self._check_named(queues)
+            for queue in queues:
                 span = topics.span(queue)
                 begin, end = self._begin(topics, queue, span, EARLIEST), self._end(topics, queue, span)
+                self._check_reached(queue, span, begin)
                 wanted.append((queue, self._still_there(queue, span, begin, end), end))
         return self._ranges(wanted)
 
@@ -251,10 +305,14 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> Tree:
         with self._admin() as admin:
             topics = self._topics(admin)
-            at = tree_of(
-                (queue, self._begin(topics, queue, topics.span(queue), LATEST)) for queue in topics.queues()
-            )
-        return first_offset(self._options, at)
+            queues = topics.queues()
+            self._check_named(queues)
+            begins = {}
+            for queue in queues:
+                span = topics.span(queue)
+                begins[queue] = self._begin(topics, queue, span, LATEST)
+                self._check_reached(queue, span, begins[queue])
+        return first_offset(self._options, tree_of(begins.items()))
 
     def latestOffset(self, start: Tree, limit: ReadLimit) -> Tree:
         begun, start = split(start)
