@@ -27,7 +27,7 @@ from haservice.pipeline.jobs.job_options import limit_option, not_empty, report_
 from haservice.pipeline.jobs.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger, readable
 from haservice.pipeline.jobs.loss_findings import (
     FINDING,
-    LogSpan,
+    JudgedLog,
     against_log,
     all_of,
     consumed_against,
@@ -163,7 +163,7 @@ def audit(spark: SparkSession, path: str, asked: AuditLossOptions) -> Report:
     return _report(path, span.start, end, held, asked)
 
 
-def _judged_span(view: StoreView) -> tuple[LogSpan, int]:
+def _judged_span(view: StoreView) -> tuple[JudgedLog, int]:
     """The log that is judged, up to its confirmed end: of a running broker, when that is behind all stored now."""
     stored = view.end()
     confirmed = Retrying(
@@ -175,13 +175,13 @@ def _judged_span(view: StoreView) -> tuple[LogSpan, int]:
     end: int = confirmed(view.confirmed_end)
     start = view.start
     firsts = {key: queue.first_at(start) for key, queue in view.queues().items()} if start else {}
-    return LogSpan(start, firsts, is_open=end < stored), end
+    return JudgedLog(start, firsts, is_open=end < stored), end
 
 
 def _hold(
     spark: SparkSession,
     path: str,
-    span: LogSpan,
+    span: JudgedLog,
     end: int,
     asked: AuditLossOptions,
     damages: Damages,

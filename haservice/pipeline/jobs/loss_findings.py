@@ -146,7 +146,7 @@ def unreadable(spark: SparkSession, ledger: DataFrame) -> DataFrame:
     return lines.unionByName(finding(rows.join(torn, ["file", "line"], "left_semi"), "torn", detail))
 
 
-class LogSpan(NamedTuple):
+class JudgedLog(NamedTuple):
     """What of a log is judged: `firsts` has for each queue the number before which all lies before the log's start.
 
     With `is_open` messages are stored behind the end that nobody may read yet.
@@ -157,7 +157,7 @@ class LogSpan(NamedTuple):
     is_open: bool
 
 
-def against_log(spark: SparkSession, acked: DataFrame, log: DataFrame, span: LogSpan) -> DataFrame:
+def against_log(spark: SparkSession, acked: DataFrame, log: DataFrame, span: JudgedLog) -> DataFrame:
     """Each line that is not fine, as missing, unknown, delayed, expired, duplicated or misplaced."""
     place = F.struct("queueId", "queueOffset", "physicalOffset")
     found = (
@@ -200,7 +200,7 @@ def against_log(spark: SparkSession, acked: DataFrame, log: DataFrame, span: Log
     return rows.select(*FINDING)
 
 
-def _with_bounds(spark: SparkSession, rows: DataFrame, log: DataFrame, span: LogSpan) -> DataFrame:
+def _with_bounds(spark: SparkSession, rows: DataFrame, log: DataFrame, span: JudgedLog) -> DataFrame:
     """Lines with `firstOffset` and `lastOffset` of their queue, null where nobody knows them, and `firstMs`."""
     of_log = (
         log.filter("not waiting")
@@ -217,7 +217,7 @@ def _with_bounds(spark: SparkSession, rows: DataFrame, log: DataFrame, span: Log
     )
 
 
-def _not_in_the_log(span: LogSpan) -> tuple[Column, Column]:
+def _not_in_the_log(span: JudgedLog) -> tuple[Column, Column]:
     """Of a line whose message is not in the log: whether retention took it, and whether nobody can say that.
 
     Numbers tell what lies before the log's start.  Clocks do not: a producer's may be wrong.

@@ -252,12 +252,15 @@ class BrokerReader(_Reading, DataSourceReader):
                 word = "begin at the latest" if bad == LATEST else "end at the earliest"
                 raise WrongOption(FORMAT, 0, key, f"a batch cannot {word}")
 
-        begins = options.starting_offsets.offsets if options.starting_offsets else {}
-        ends = options.ending_offsets.offsets if options.ending_offsets else {}
-        for key, begin in begins.items() if options.starting_ms is None and options.ending_ms is None else ():
-            end = ends.get(key, LATEST)
+        nowhere = Place(EARLIEST)
+        begins = (options.starting_offsets or nowhere).offsets
+        ends = (options.ending_offsets or nowhere).offsets
+        for queue, begin in (
+            begins.items() if options.starting_ms is None and options.ending_ms is None else ()
+        ):
+            end = ends.get(queue, LATEST)
             if begin > end >= 0:
-                of = f"topic {key[0]} queue {key[2]}"
+                of = f"topic {queue[0]} queue {queue[2]}"
                 raise WrongOption(
                     FORMAT, 0, "startingOffsets", f"{begin} of {of} lies behind its {end} in endingOffsets"
                 )
