@@ -108,6 +108,19 @@ def archive(spark: SparkSession) -> Archive:
     return once
 
 
+def test_a_run_plans_only_the_part_of_the_log_that_it_archives(spark: SparkSession, tmp_path: Path) -> None:
+    from haservice.pipeline.jobs.archive import part_of_log
+    from haservice.pipeline.sources.store_view import StoreView
+
+    records = fill(tmp_path / "broker-a", 600)
+    last = records[-1]
+    end = last.physical_offset + last.size
+    assert end > 2 * SEGMENT_BYTES
+    rows = part_of_log(spark, StoreView(tmp_path / "broker-a"), "a", last.physical_offset, end)
+    assert rows.rdd.getNumPartitions() == 1
+    assert [row.physicalOffset for row in rows.collect()] == [last.physical_offset]
+
+
 def test_each_run_adds_what_is_new_and_small_files_are_merged(
     archive: Archive, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from commitlog.kernel.records import StoredMessage, decode_properties
 from commitlog.store import Store
-from tests.pipeline.filled import close, copied, flip, options
+from tests.pipeline.filled import SEGMENT_BYTES, close, copied, flip, options
 from tests.support.messages import STORE_HOST, STORE_MS, Clock, message
 
 if TYPE_CHECKING:
@@ -231,3 +231,94 @@ def test_a_torn_last_line_is_a_note_and_a_broken_line_before_it_a_finding(
     sent.write_text(sent.read_text() + "\n")
     report = audit(root, ledgers=[str(sent)], consumed=[str(got)], other_producers=True)
     assert (report.data["counts"], report.data["notes"]) == ({"unreadable": 1}, {"torn": 1})
+
+
+def test_what_is_promised_and_stored_while_the_audit_starts_is_no_loss(
+    sold: tuple[Path, list[StoredMessage]], audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from haservice.pipeline.jobs import audit_loss
+
+    root = copied(sold[0], tmp_path / "live")
+    sent = tmp_path / "sent.jsonl"
+    read_ledger = audit_loss.read_ledger
+
+    def later(*args: Any) -> Any:
+        store = Store.open(options(root), store_host=STORE_HOST, clock_ms=Clock(STORE_MS + 10_000))
+        store.log.append(message(b"late", "Orders", 0, properties={"UNIQ_KEY": key(500)}))
+        written(sent, [one for one in ledger_of(close(store)) if one["msgId"] != key(7)])
+        return read_ledger(*args)
+
+    monkeypatch.setattr(audit_loss, "read_ledger", later)
+    report = audit(root, ledgers=[str(sent)], other_producers=True)
+    assert report.data["counts"] == {}
+    assert report.verdict == f"All {COUNT} acknowledged messages are in the log, once and in order."
+
+
+def test_the_end_that_is_judged_lies_behind_all_that_was_stored_before(tmp_path: Path) -> None:
+    """A broker says only from time to time how far its log is confirmed."""
+    from haservice.pipeline.jobs.audit_loss import _judged_span
+
+    class View:
+        start = 0
+        told = iter((70, 90, 100))
+
+        def end(self) -> int:
+            return 100
+
+        def live(self) -> bool:
+            return True
+
+        def confirmed_end(self) -> int:
+            return next(self.told)
+
+    span, end = _judged_span(View())  # type: ignore[arg-type]
+    assert (end, span.is_open) == (100, False)
+
+
+def test_of_a_log_that_retention_cut_numbers_tell_loss_and_clocks_do_not(
+    audit: Audit, tmp_path: Path
+) -> None:
+    root, clock = tmp_path / "store", Clock()
+    store = Store.open(options(root), store_host=STORE_HOST, clock_ms=clock)
+    for number in range(400):
+        topic = "Old" if number < 3 else "Orders"
+        store.log.append(message(b"x" * 100, topic, number % 2, properties={"UNIQ_KEY": key(number)}))
+        clock.now_ms += 10_000
+        store.dispatcher.step()
+    records = close(store)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    kept = [one for one in records if one.physical_offset >= SEGMENT_BYTES]
+    assert 100 < len(kept) < 350
+    hour = 3_600_000
+    first_ms, end = kept[0].store_timestamp_ms, kept[-1].queue_offset + 1
+    lost = {"topic": "Orders", "status": "SEND_OK"}
+    lines = [
+        *ledger_of(records),
+        # A clock that is behind, and a number that the log should have.
+        {**lost, "msgId": key(901), "queueId": 0, "queueOffset": end + 7, "ackedMs": first_ms - 5 * hour},
+        {**lost, "msgId": key(902), "ackedMs": first_ms - hour},
+        {**lost, "msgId": key(903), "ackedMs": first_ms + 2 * hour},
+        {**lost, "msgId": key(904), "queueId": 7, "queueOffset": 3, "ackedMs": first_ms - hour},
+        {**lost, "msgId": key(905), "queueId": 7, "queueOffset": 4, "ackedMs": first_ms + 2 * hour},
+        {**lost, "msgId": kept[5].message_id},
+    ]
+    report = audit(
+        root, ledgers=[written(tmp_path / "sent.jsonl", lines)], any_order=True, other_producers=True
+    )
+    found: dict[str, set[str]] = {}
+    for one in report.data["first"]:
+        found.setdefault(one["kind"], set()).add(one["id"])
+    assert found.pop("missing") == {key(901), key(903), key(905)}
+    assert found.pop("unknown") == {key(902), key(904)}
+    assert found.pop("ledgerTwice") == {kept[5].message_id}
+    assert (set(found), report.exit_code) == ({"expired"}, 1)
+    assert report.data["notes"]["expired"] == len(records) - len(kept)
+
+    honest = written(tmp_path / "honest.jsonl", ledger_of(records))
+    report = audit(root, ledgers=[honest], any_order=True)
+    assert report.exit_code == 0
+    gone = len(records) - len(kept)
+    assert report.verdict == (
+        f"{len(kept)} of {len(records)} acknowledged messages are in the log, once and in order;"
+        f" {gone} taken by retention since."
+    )

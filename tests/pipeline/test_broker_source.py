@@ -24,6 +24,7 @@ from haservice.pipeline.sources.broker_source import BrokerReader, BrokerSource,
 from haservice.pipeline.sources.brokers import BrokerRefused
 from haservice.pipeline.sources.queue_reading import NotReadable, OffsetsLost, QueueRange, records_of
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.pipeline.sources.stream_begin import split
 from haservice.remoting.codes import RequestCode, ResponseCode
 from haservice.remoting.command import RemotingCommand
 from tests.pipeline.brokers import Cluster, properties_of, stored
@@ -329,6 +330,42 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], said: str) -
         made.reader(made.schema())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ({"Orders": {"0": 21}}, "21 of topic Orders queue 0 on broker-a, which ends at 20"),
+        ({"Orders": {"9": 0}}, "no queue 9 of topic Orders may be read"),
+        ({"Orders": {"broker-b": {"0": 0}}}, "no broker broker-b has the topics; there are broker-a"),
+        ({"Odrers": {"0": 0}}, "Odrers is not in topic=Orders"),
+    ],
+)
+def test_offsets_that_cannot_be_are_refused(cluster: Cluster, offsets: dict[str, Any], said: str) -> None:
+    cluster.fill(cluster.start(), count=40, queues=2)
+    given = json.dumps(offsets)
+    with pytest.raises(ConfigError, match=f"startingOffsets: {said}"):
+        rows_of(cluster, startingOffsets=given)
+    with pytest.raises(ConfigError, match=f"startingOffsets: {said}"):
+        streamed(cluster, startingOffsets=given).initialOffset()
+    if "21" in said:
+        assert len(rows_of(cluster, startingOffsets=given, failOnDataLoss="false")) == 20
+    else:
+        with pytest.raises(ConfigError, match=f"endingOffsets: {said}"):
+            rows_of(cluster, endingOffsets=given)
+
+
+def test_a_begin_behind_its_end_is_refused() -> None:
+    for given, said in (
+        (
+            {"startingOffsets": '{"T": {"0": 5}}', "endingOffsets": '{"T": {"0": 4}}'},
+            "5 of topic T queue 0 lies behind",
+        ),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, "lies after endingTimestamp=4"),
+    ):
+        made = BrokerSource({"nameServer": "a:1", "topic": "T", **given})
+        with pytest.raises(ConfigError, match=said):
+            made.reader(made.schema())  # type: ignore[arg-type]
+
+
 def test_a_stream_has_no_end() -> None:
     made = BrokerSource({"nameServer": "a:1", "topic": "T", "endingTimestamp": "1"})
     with pytest.raises(ConfigError, match="endingTimestamp: a stream has no end"):
@@ -385,7 +422,7 @@ def test_a_stream_goes_on_from_its_offsets_and_never_back(cluster: Cluster) -> N
     cluster.fill(node, count=40, queues=2)
     stream = streamed(cluster, startingOffsets="earliest", maxOffsetsPerTrigger="15")
     start = stream.initialOffset()
-    assert start == {"Orders": {"broker-a": {str(number): 0 for number in range(4)}}}
+    assert split(start)[1] == {"Orders": {"broker-a": {str(number): 0 for number in range(4)}}}
     assert stream.getDefaultReadLimit() == ReadMaxRows(15)
     found: list[int] = []
     for _ in range(4):
@@ -398,6 +435,29 @@ def test_a_stream_goes_on_from_its_offsets_and_never_back(cluster: Cluster) -> N
     assert stream.latestOffset(start, ReadAllAvailable()) == start
     ahead = {"Orders": {"broker-a": {"0": 10_000}}}
     assert stream.latestOffset(ahead, ReadAllAvailable())["Orders"]["broker-a"]["0"] == 10_000
+
+
+def test_start_options_are_for_new_queries_only(cluster: Cluster) -> None:
+    """Also if the query ended amid its first batch, and Spark asks for its first offset again."""
+    node = cluster.start()
+    cluster.fill(node, count=40, queues=2)
+    times = sorted(one.store_timestamp_ms for one in stored(node, "Orders"))
+    starts = (
+        {"startingOffsets": "earliest"},
+        {},
+        {"startingTimestamp": "1"},
+        {"startingTimestamp": str(times[-1])},
+    )
+    for before in starts:
+        stream = streamed(cluster, **before)
+        start = stream.initialOffset()
+        middle = stream.latestOffset(start, ReadMaxRows(10))
+        end = stream.latestOffset(middle, ReadAllAvailable())
+        wanted = numbers(read(stream, stream.partitions(start, end)))
+        for after in ({}, {"startingTimestamp": str(times[-1] + 10**9)}, {"startingOffsets": "earliest"}):
+            again = streamed(cluster, **after)
+            batches = [again.partitions(again.initialOffset(), middle), again.partitions(middle, end)]
+            assert sorted(number for parts in batches for number in numbers(read(again, parts))) == wanted
 
 
 def test_a_stream_that_begins_at_the_latest_has_only_what_comes_then(cluster: Cluster) -> None:

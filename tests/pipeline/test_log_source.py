@@ -81,6 +81,24 @@ def offsets(source: LogReader) -> list[int]:
     return [row["physicalOffset"] for row in rows(source)]
 
 
+# -- what is planned -----------------------------------------------------------------------------------
+
+
+def test_bytes_that_are_planned_grow_with_what_is_asked_for_and_not_with_the_log(
+    store: tuple[Path, list[StoredMessage]],
+) -> None:
+    root, records = store
+    for first in (0, 7, COUNT // 2, COUNT - 3):
+        low, high = records[first].physical_offset, records[-1].physical_offset + records[-1].size
+        source = reader(root, ["physicalOffset"], minPartitions=5)
+        kept = source.pushFilters(
+            [GreaterThanOrEqual(("physicalOffset",), low), LessThan(("physicalOffset",), high)]
+        )
+        assert list(kept) == []
+        assert sum(part.end - part.begin for part in source.partitions()) <= high - low
+        assert offsets(source) == [one.physical_offset for one in records[first:]]
+
+
 # -- rows --------------------------------------------------------------------------------------------
 
 

@@ -27,9 +27,10 @@ from haservice.pipeline.sources.log_offsets import place_of
 from haservice.pipeline.sources.log_source import DataLoss, LogSource, LogStreamReader, Offsets
 from haservice.pipeline.sources.options import LogSourceOptions, read_options
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.pipeline.sources.stream_begin import split
 from tests.pipeline.filled import any_message, flip, options
 from tests.pipeline.logs import record, write_log
-from tests.support.messages import STORE_HOST, Clock, message, records_of
+from tests.support.messages import STORE_HOST, STORE_MS, Clock, message, records_of
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def offsets(stream: LogStreamReader, start: Offsets, end: Offsets) -> list[int]:
 
 
 def places(offsets: Offsets) -> dict[str, int]:
-    return {name: place_of(offset) for name, offset in offsets.items()}
+    return {name: place_of(offset) for name, offset in split(offsets)[1].items()}
 
 
 def stored(store: Store) -> list[int]:
@@ -108,11 +109,49 @@ def test_a_new_stream_begins_at_the_latest_unless_told_otherwise(store: Store) -
     assert places(reader(root, brokerNames="b").initialOffset()) == {"b": store.log.end}
 
 
+START = (
+    {"startingTimestamp": 1},
+    {"startingTimestamp": STORE_MS + 10**9},
+    {"startingOffsets": "earliest"},
+    {"startingOffsets": "latest"},
+    {"startingOffsets": '{"Orders": {"0": 5}}'},
+    {"startingOffsets": '{"Orders": {"0": 20, "1": 1}, "2024": {"0": -2}}'},
+)
+
+
+@pytest.mark.parametrize("before", range(len(START)))
+def test_start_options_are_for_new_queries_only(store: Store, before: int) -> None:
+    """A query that goes on with other ones, also amid its first batch, has the rows that it would have had."""
+    append(store, 120)
+    root = store.options.root
+    new = reader(root, **START[before])
+    start = json.loads(json.dumps(new.initialOffset()))
+    append(store, 60, 2)
+    middle = new.latestOffset(start, ReadMaxRows(50))
+    end = new.latestOffset(middle, ALL)
+    wanted = offsets(new, start, end)
+    for after in START:
+        again = reader(root, **after)
+        first = again.initialOffset()
+        assert again.latestOffset(middle, ALL) == end
+        assert offsets(again, first, middle) + offsets(again, middle, end) == wanted
+
+
+def test_a_checkpoint_that_does_not_say_how_it_began_leaves_nothing_out(store: Store) -> None:
+    append(store, 60)
+    old = {"broker-a": 0}
+    stream = reader(store.options.root, startingTimestamp=STORE_MS + 10**9)
+    end = stream.latestOffset(old, ALL)
+    assert set(end) == {"broker-a"}
+    assert offsets(stream, old, end) == stored(store)
+
+
 def test_a_stream_may_wait_for_a_broker_that_has_stored_nothing(tmp_path: Path) -> None:
     opened = open_store(tmp_path / "broker-a")
     stream = reader(tmp_path / "broker-a")
     start = stream.initialOffset()
-    assert stream.latestOffset(start, ALL) == start == {"broker-a": 0}
+    assert stream.latestOffset(start, ALL) == start
+    assert places(start) == {"broker-a": 0}
     assert stream.partitions(start, start) == []
     append(opened, 5)
     assert offsets(stream, start, stream.latestOffset(start, ALL)) == stored(opened)
@@ -440,8 +479,8 @@ def test_an_offset_survives_the_checkpoint(store: Store) -> None:
     position = stream.initialOffset()
     while (end := stream.latestOffset(position, ReadMaxRows(7))) != position:
         position = json.loads(json.dumps(end))
-    assert position == reader(root).initialOffset()
-    (offset,) = position.values()
+    assert split(position)[1] == split(reader(root).initialOffset())[1]
+    (offset,) = split(position)[1].values()
     assert offset == {"offset": store.log.end, "record": stored(store)[-1], "digest": offset["digest"]}
 
 

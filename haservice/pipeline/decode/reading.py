@@ -48,7 +48,7 @@ class SegmentRange(InputPartition):
 
     If `begin` may be no edge, the worker starts at the first edge behind it; the worker of the range before
     reads up to there.  `limit` is where the log or the segment ends.  A range with `torn` holds no records,
-    for the reason that `torn` gives.
+    for the reason that `torn` gives.  `selection`: what a stream's batch wants of it.
     """
 
     broker_name: str
@@ -58,6 +58,7 @@ class SegmentRange(InputPartition):
     limit: int
     begin_is_edge: bool = False
     torn: str | None = None
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,16 @@ def slices(begin: int, end: int, segment_bytes: int, slice_bytes: int) -> Iterat
         begin = high
 
 
+def part_of_log(spark: SparkSession, store: StoreView, name: str, low: int, high: int) -> DataFrame:
+    """The rows from `low` up to `high`; no other bytes of the log are read."""
+    return (
+        spark.read.format(FORMAT)
+        .options(brokerNames=name, pushFilters=True)
+        .load(str(store.path))
+        .filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
+    )
+
+
 def _append(
     spark: SparkSession,
     store: StoreView,
@@ -230,12 +240,7 @@ def _append(
     file_bytes: int,
 ) -> Staged:
     """Archives one slice in one commit."""
-    rows = (
-        spark.read.format(FORMAT)
-        .option("brokerNames", name)
-        .load(str(store.path))
-        .filter((F.col("physicalOffset") >= low) & (F.col("physicalOffset") < high))
-    )
+    rows = part_of_log(spark, store, name, low, high)
     staging = journal.new_staging()
     # Spark makes the parts: several of a large topic, one of several small ones.
     rows = rows.withColumn("day", _day(F.col("storeTimestamp"))).hint("rebalance", *PARTITIONED_BY)

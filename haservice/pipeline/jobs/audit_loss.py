@@ -8,7 +8,7 @@ that still wait for their delay, or queues that were numbered anew after their t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ import click
 import pyspark.sql.functions as F
 from pyspark import StorageLevel
 from pyspark.sql import Window
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from haservice.errors import HAServiceError
 from haservice.pipeline.derived.check import Damages, log_damages
@@ -26,6 +27,7 @@ from haservice.pipeline.jobs.job_options import limit_option, not_empty, report_
 from haservice.pipeline.jobs.ledger import CONSUMED, PRODUCED, STATUS_GOOD, read_ledger, readable
 from haservice.pipeline.jobs.loss_findings import (
     FINDING,
+    JudgedLog,
     against_log,
     all_of,
     consumed_against,
@@ -61,6 +63,7 @@ NOTES = {
 # The gravest first.
 WORDS = {
     "missing": "acknowledged, and not in the log",
+    "unknown": "acknowledged, not in the log, and nobody can say whether retention took them",
     "damaged": "places of the log that hold no record, or one that does not match its CRC",
     "gap": "gaps in the numbers of a queue",
     "unconsumed": "acknowledged, and never consumed by a group",
@@ -75,6 +78,8 @@ WORDS = {
     "ledgerTwice": "acknowledged in two lines of the ledger",
     "unreadable": "lines of a ledger that are none",
 }
+# A broker at rest says only every 10 s how far its log is confirmed.
+CONFIRMED_WITHIN_S = 30.0
 _SHARES = (0.5, 0.9, 0.99, 0.999, 1.0)
 _SHARE_NAMES = ("p50", "p90", "p99", "p99.9", "max")
 _BINS_PER_DECADE = 8
@@ -111,6 +116,13 @@ class NothingToCheck(HAServiceError):
     """There is nothing to check; any verdict on it would be true."""
 
 
+class Ledgers(NamedTuple):
+    """What producers and consumers wrote, None where nobody is asked."""
+
+    produced: DataFrame | None
+    consumed: DataFrame | None
+
+
 class LossFindings(NamedTuple):
     """What the audit found."""
 
@@ -125,72 +137,101 @@ class LossFindings(NamedTuple):
 def audit(spark: SparkSession, path: str, asked: AuditLossOptions) -> Report:
     """Checks ledgers against the store's log.  Raises HAServiceError or CommitLogError."""
     view = StoreView(path)
-    segments = view.segments()
-    start, end = segments[0].start, view.confirmed_end()
-    with progress(spark, "log against ledger", size=end - start):
-        damages = log_damages(spark, path, end, asked.limit, crc=True)
-        held = _hold(spark, path, start, end, asked, damages)
-    return _report(path, start, end, held, asked)
-
-
-def _hold(
-    spark: SparkSession, path: str, start: int, end: int, asked: AuditLossOptions, damages: Damages
-) -> LossFindings:
+    view.segments()
     kept: list[DataFrame] = []
 
     def keep(rows: DataFrame) -> DataFrame:
         kept.append(rows.persist(StorageLevel.DISK_ONLY))
         return kept[-1]
 
-    ledger = keep(read_ledger(spark, asked.ledgers, PRODUCED, asked.accept)) if asked.ledgers else None
-    consumed = keep(read_ledger(spark, asked.consumed, CONSUMED)) if asked.consumed else None
     try:
-        topics = asked.topics or _topics(ledger, consumed)
-        latencies, lines = {}, {}
-        log = keep(messages(spark, path, end, topics))
-        found = [gaps(log, start, topics)]
-        acked = None
-        if ledger is not None:
-            good = known(ledger).filter(F.col("topic").isin(*topics)) if topics else known(ledger)
-            acked = keep(good.filter(F.col("status").isin(*asked.accept)))
-            found += [unreadable(spark, ledger), against_log(acked, log, start), ledger_twice(acked)]
-            found += [out_of_order(acked)] if not asked.any_order else []
-            found += [unledgered(good, log)] if not asked.other_producers else []
-            lines = {"ledger lines": ledger.filter("not blank").count(), "acknowledged": acked.count()}
-            sent = acked.filter("sentMs is not null and ackedMs is not null")
-            took = sent.select("sentMs", (F.col("ackedMs") - F.col("sentMs")).alias("ms"))
-            latencies["sent to acknowledged"] = _latency(took.withColumnRenamed("sentMs", "at"))
-        if consumed is not None:
-            nobody = spark.createDataFrame(
-                [], "topic string, queueId int, queueOffset long, id string, file string"
-            )
-            found += [unreadable(spark, consumed)]
-            found += [
-                consumed_against(
-                    acked if acked is not None else nobody, log, consumed, ordered=not asked.any_order
-                )
-            ]
-            lines["consumed lines"] = consumed.filter("not blank").count()
-            latencies["stored to consumed"] = _latency(_consumed_ms(log, consumed))
-        count = log.count()
-        rows = keep(all_of(found))
-        counts = {row.kind: row[1] for row in rows.groupBy("kind").count().collect()}
-        in_kind = Window.partitionBy("kind").orderBy("topic", "queueId", "queueOffset", "id")
-        first = (
-            rows.withColumn("n", F.row_number().over(in_kind))
-            .filter(F.col("n") <= asked.limit)
-            .orderBy(F.array_position(F.array(*map(F.lit, [*WORDS, *NOTES])), F.col("kind")), "n")
-            .select(*FINDING)
+        ledgers = Ledgers(
+            keep(read_ledger(spark, asked.ledgers, PRODUCED, asked.accept)) if asked.ledgers else None,
+            keep(read_ledger(spark, asked.consumed, CONSUMED)) if asked.consumed else None,
         )
-        listed = [row.asDict() for row in first.collect()]
-        if damages.count:
-            counts["damaged"] = damages.count
-        if not any(kind in WORDS for kind in counts):
-            _check_something(spark, path, asked, lines, log)
-        return LossFindings(counts, listed, lines, count, damages, latencies)
+        # All ledgers are read before the log's end is taken: what a producer was promised meanwhile is later.
+        for one in ledgers:
+            if one is not None:
+                one.count()
+        span, end = _judged_span(view)
+        with progress(spark, "log against ledger", size=end - span.start):
+            damages = log_damages(spark, path, end, asked.limit, crc=True)
+            held = _hold(spark, path, span, end, asked, damages, ledgers, keep)
     finally:
         for rows in kept:
             rows.unpersist()
+    return _report(path, span.start, end, held, asked)
+
+
+def _judged_span(view: StoreView) -> tuple[JudgedLog, int]:
+    """The log that is judged, up to its confirmed end: of a running broker, when that is behind all stored now."""
+    stored = view.end()
+    confirmed = Retrying(
+        retry=retry_if_result(lambda end: end < stored and view.live()),
+        stop=stop_after_delay(CONFIRMED_WITHIN_S),
+        wait=wait_fixed(0.5),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome else 0,
+    )
+    end: int = confirmed(view.confirmed_end)
+    start = view.start
+    firsts = {key: queue.first_at(start) for key, queue in view.queues().items()} if start else {}
+    return JudgedLog(start, firsts, is_open=end < stored), end
+
+
+def _hold(
+    spark: SparkSession,
+    path: str,
+    span: JudgedLog,
+    end: int,
+    asked: AuditLossOptions,
+    damages: Damages,
+    ledgers: Ledgers,
+    keep: Callable[[DataFrame], DataFrame],
+) -> LossFindings:
+    ledger, consumed = ledgers
+    topics = asked.topics or _topics(ledger, consumed)
+    latencies, lines = {}, {}
+    log = keep(messages(spark, path, end, topics))
+    found = [gaps(log, span.start, topics)]
+    acked = None
+    if ledger is not None:
+        good = known(ledger).filter(F.col("topic").isin(*topics)) if topics else known(ledger)
+        acked = keep(good.filter(F.col("status").isin(*asked.accept)))
+        found += [unreadable(spark, ledger), against_log(spark, acked, log, span), ledger_twice(acked, log)]
+        found += [out_of_order(acked)] if not asked.any_order else []
+        found += [unledgered(good, log)] if not asked.other_producers else []
+        lines = {"ledger lines": ledger.filter("not blank").count(), "acknowledged": acked.count()}
+        sent = acked.filter("sentMs is not null and ackedMs is not null")
+        took = sent.select("sentMs", (F.col("ackedMs") - F.col("sentMs")).alias("ms"))
+        latencies["sent to acknowledged"] = _latency(took.withColumnRenamed("sentMs", "at"))
+    if consumed is not None:
+        nobody = spark.createDataFrame(
+            [], "topic string, queueId int, queueOffset long, id string, file string"
+        )
+        found += [unreadable(spark, consumed)]
+        found += [
+            consumed_against(
+                acked if acked is not None else nobody, log, consumed, ordered=not asked.any_order
+            )
+        ]
+        lines["consumed lines"] = consumed.filter("not blank").count()
+        latencies["stored to consumed"] = _latency(_consumed_ms(log, consumed))
+    count = log.count()
+    rows = keep(all_of(found))
+    counts = {row.kind: row[1] for row in rows.groupBy("kind").count().collect()}
+    in_kind = Window.partitionBy("kind").orderBy("topic", "queueId", "queueOffset", "id")
+    first = (
+        rows.withColumn("n", F.row_number().over(in_kind))
+        .filter(F.col("n") <= asked.limit)
+        .orderBy(F.array_position(F.array(*map(F.lit, [*WORDS, *NOTES])), F.col("kind")), "n")
+        .select(*FINDING)
+    )
+    listed = [row.asDict() for row in first.collect()]
+    if damages.count:
+        counts["damaged"] = damages.count
+    if not any(kind in WORDS for kind in counts):
+        _check_something(spark, path, asked, lines, log)
+    return LossFindings(counts, listed, lines, count, damages, latencies)
 
 
 def _check_something(
@@ -273,8 +314,7 @@ def _report(path: str, start: int, end: int, held: LossFindings, asked: AuditLos
     if wrong:
         verdict = "; ".join(f"{count:,} {WORDS[kind]}" for kind, count in wrong.items()) + "."
     elif asked.ledgers:
-        count = held.lines["acknowledged"]
-        verdict = f"All {count:,} acknowledged messages are in the log, once and in order."
+        verdict = _all_there(held.lines["acknowledged"], notes)
     else:
         verdict = f"No number is missing in the queues of {held.messages:,} messages."
     of = (
@@ -305,6 +345,17 @@ def _report(path: str, start: int, end: int, held: LossFindings, asked: AuditLos
             "latencies": {name: {"count": one.count, **one.shares} for name, one in held.latencies.items()},
         },
     )
+
+
+def _all_there(acked: int, notes: Mapping[str, int]) -> str:
+    """Says how many are there, where no promise is known to be broken."""
+    gone = {kind: notes[kind] for kind in ("expired", "delayed") if notes.get(kind)}
+    if not gone:
+        return f"All {acked:,} acknowledged messages are in the log, once and in order."
+    there = acked - sum(gone.values())
+    words = {"expired": "taken by retention since", "delayed": "waiting to be delivered"}
+    others = "".join(f"; {count:,} {words[kind]}" for kind, count in gone.items())
+    return f"{there:,} of {acked:,} acknowledged messages are in the log, once and in order{others}."
 
 
 def _one_of_each_first(named: list[str]) -> list[str]:

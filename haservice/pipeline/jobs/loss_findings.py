@@ -5,6 +5,7 @@
     outOfOrder    acked before a lower number was sent         ledgerOrder    the same, by lines of the ledger
     ledgerTwice   one acknowledgement in two lines             unreadable     a line that cannot be used
     gap           numbers of a queue without a message         torn           a last line without its end
+    unknown       not in the log; retention or loss            expired        what retention took
     unconsumed    a group never got it                         consumedTwice  a group got it more than once
     consumedOrder a group got it after a later message         phantom        consumed, but never in the log
 
@@ -13,9 +14,9 @@ Every finding has the columns of FINDING.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyspark.sql.functions as F
 from pyspark.sql import Window
@@ -45,6 +46,8 @@ _PLAIN = (
 _QUEUE = ("topic", "queueId")
 # How many copies of one message are shown.
 _PLACES_MAX = 5
+# A clock of a producer may differ so much from the broker's.
+CLOCK_MARGIN_MS = 3_600_000
 
 
 def finding(
@@ -143,8 +146,19 @@ def unreadable(spark: SparkSession, ledger: DataFrame) -> DataFrame:
     return lines.unionByName(finding(rows.join(torn, ["file", "line"], "left_semi"), "torn", detail))
 
 
-def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
-    """Each line that is not fine, as missing, delayed, expired, duplicated or misplaced."""
+class JudgedLog(NamedTuple):
+    """What of a log is judged: `firsts` has for each queue the number before which all lies before the log's start.
+
+    With `is_open` messages are stored behind the end that nobody may read yet.
+    """
+
+    start: int
+    firsts: Mapping[tuple[str, int], int]
+    is_open: bool
+
+
+def against_log(spark: SparkSession, acked: DataFrame, log: DataFrame, span: JudgedLog) -> DataFrame:
+    """Each line that is not fine, as missing, unknown, delayed, expired, duplicated or misplaced."""
     place = F.struct("queueId", "queueOffset", "physicalOffset")
     found = (
         with_ids(log)
@@ -154,21 +168,14 @@ def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
             F.array_sort(F.collect_list(F.when(~F.col("waiting"), place))).alias("places"),
         )
     )
-    firsts = log.filter("not waiting").groupBy(*_QUEUE).agg(F.min("queueOffset").alias("firstOffset"))
-    rows = acked.join(found, ["topic", "id"], "left")
-    if start:
-        first_ms = log.agg(F.unix_millis(F.min("storeTimestamp")).alias("firstMs"))
-        rows = rows.join(F.broadcast(firsts), [*_QUEUE], "left").crossJoin(F.broadcast(first_ms))
-        by_place = F.col("queueOffset") < F.col("firstOffset")
-        by_time = F.coalesce(F.col("ackedMs") < F.col("firstMs"), F.lit(False))
-        expired = F.coalesce(by_place, by_time)
-    else:
-        expired = F.lit(False)
+    rows = _with_bounds(spark, acked.join(found, ["topic", "id"], "left"), log, span)
+    expired, unknown = _not_in_the_log(span)
     at = F.exists(
         "places", lambda one: (one.queueId == F.col("queueId")) & (one.queueOffset == F.col("queueOffset"))
     )
     kind = (
         F.when(F.col("copies").isNull() & expired, "expired")
+        .when(F.col("copies").isNull() & unknown, "unknown")
         .when(F.col("copies").isNull(), "missing")
         .when(F.col("copies") == 0, "delayed")
         .when(F.col("copies") > 1, "duplicated")
@@ -188,9 +195,43 @@ def against_log(acked: DataFrame, log: DataFrame, start: int) -> DataFrame:
                 ", ",
             ),
         ),
-    )
+    ).when(kind == "unknown", F.lit("before the log's start, or lost; or behind its confirmed end"))
     rows = rows.withColumn("kind", kind).filter("kind is not null").withColumn("detail", detail)
     return rows.select(*FINDING)
+
+
+def _with_bounds(spark: SparkSession, rows: DataFrame, log: DataFrame, span: JudgedLog) -> DataFrame:
+    """Lines with `firstOffset` and `lastOffset` of their queue, null where nobody knows them, and `firstMs`."""
+    of_log = (
+        log.filter("not waiting")
+        .groupBy(*_QUEUE)
+        .agg(F.min("queueOffset").alias("firstOffset"), F.max("queueOffset").alias("lastOffset"))
+    )
+    known_firsts = [(*key, first) for key, first in span.firsts.items()]
+    of_queues = spark.createDataFrame(known_firsts, "topic string, queueId int, behindExpired long")
+    first_ms = log.agg(F.unix_millis(F.min("storeTimestamp")).alias("firstMs"))
+    return (
+        rows.join(F.broadcast(of_log), [*_QUEUE], "left")
+        .join(F.broadcast(of_queues), [*_QUEUE], "left")
+        .crossJoin(F.broadcast(first_ms))
+    )
+
+
+def _not_in_the_log(span: JudgedLog) -> tuple[Column, Column]:
+    """Of a line whose message is not in the log: whether retention took it, and whether nobody can say that.
+
+    Numbers tell what lies before the log's start.  Clocks do not: a producer's may be wrong.
+    """
+    number = F.col("queueOffset")
+    no, yes = F.lit(False), F.lit(True)
+    behind = yes if span.is_open else no
+    unread = behind & F.coalesce(number > F.coalesce("lastOffset", F.lit(-1)), yes)
+    if not span.start:
+        return no, unread
+    before = number < F.greatest("firstOffset", "behindExpired")
+    placed = number.isNotNull() & F.coalesce("firstOffset", "behindExpired").isNotNull()
+    early = F.coalesce(F.col("ackedMs") < F.col("firstMs") + CLOCK_MARGIN_MS, yes)
+    return F.coalesce(before, no), unread | (~placed & early)
 
 
 def unledgered(lines: DataFrame, log: DataFrame) -> DataFrame:
@@ -209,11 +250,13 @@ def unledgered(lines: DataFrame, log: DataFrame) -> DataFrame:
     return finding(rows, "unledgered", detail, file=None)
 
 
-def ledger_twice(acked: DataFrame) -> DataFrame:
-    """Lines that name a message that an earlier line has named."""
-    in_order = Window.partitionBy("topic", "id").orderBy("file", "line")
-    rows = acked.withColumn("times", F.row_number().over(in_order)).filter("times > 1")
-    return finding(rows, "ledgerTwice", F.concat(F.lit("time "), "times"))
+def ledger_twice(acked: DataFrame, log: DataFrame) -> DataFrame:
+    """Lines that name a message that an earlier line has named, by whichever of its ids."""
+    messages_of = with_ids(log).groupBy("topic", "id").agg(F.min("physicalOffset").alias("message"))
+    named = F.coalesce(F.col("message").cast("string"), "id")
+    in_order = Window.partitionBy("topic", named).orderBy("file", "line")
+    rows = acked.join(messages_of, ["topic", "id"], "left").withColumn("times", F.row_number().over(in_order))
+    return finding(rows.filter("times > 1"), "ledgerTwice", F.concat(F.lit("time "), "times"))
 
 
 def out_of_order(acked: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -55,6 +56,7 @@ from haservice.pipeline.sources.options import (
 )
 from haservice.pipeline.sources.queue_reading import OffsetsLost, QueueRange, QueueRangeReader
 from haservice.pipeline.sources.sink import BrokerStreamWriter, BrokerWriter, SinkOptions
+from haservice.pipeline.sources.stream_begin import as_begun, batch_of, first_offset, joined, split
 from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,15 @@ class BrokerSource(DataSource):
         return BrokerStreamWriter(self._writing(schema))
 
 
+def stored_between(begin_ms: int | None, end_ms: int | None) -> Selection:
+    """All that was stored at or after the one, and before the other; None: any time."""
+    if begin_ms is None and end_ms is None:
+        return Selection()
+    low = NumberRange().low if begin_ms is None else begin_ms
+    high = NumberRange().high if end_ms is None else end_ms - 1
+    return Selection(bounds={"storeTimestamp": NumberRange(low, high)})
+
+
 @one_sentence
 class _Reading:
     """What a batch and a stream share."""
@@ -109,13 +120,7 @@ class _Reading:
     def __init__(self, options: BrokerOptions, schema: StructType) -> None:
         self._options = options
         self._schema: pa.Schema = arrow_schema(schema)
-        bounds = {}
-        if options.starting_ms is not None or options.ending_ms is not None:
-            low, high = options.starting_ms, options.ending_ms
-            bounds["storeTimestamp"] = NumberRange(
-                NumberRange().low if low is None else low, NumberRange().high if high is None else high - 1
-            )
-        self._selection = Selection(bounds=bounds)
+        self._selection = stored_between(options.starting_ms, options.ending_ms)
 
     def _topics(self, admin: Admin) -> SourceTopics:
         return SourceTopics(admin, self._options)
@@ -141,6 +146,42 @@ class _Reading:
         # A queue that the JSON does not name is read to its end.
         return span.high if wanted in (LATEST, EARLIEST) else min(wanted, span.high)
 
+    def _check_named(self, queues: Sequence[SourceQueue]) -> None:
+        """Raises WrongOption for a topic or a queue of the offsets that is not among those that are read."""
+        brokers = {queue.broker_name for queue in queues}
+        there = {
+            (queue.topic, broker, queue.queue_id) for queue in queues for broker in (None, queue.broker_name)
+        }
+        for key, given in (
+            ("startingOffsets", self._options.starting_offsets),
+            ("endingOffsets", self._options.ending_offsets),
+        ):
+            for topic, broker, queue_id in given.offsets if given else ():
+                if topic not in self._options.topics:
+                    asked = ",".join(self._options.topics)
+                    raise WrongOption(FORMAT, 0, key, f"{topic} is not in topic={asked}")
+                if broker is not None and broker not in brokers:
+                    raise WrongOption(
+                        FORMAT,
+                        0,
+                        key,
+                        f"no broker {broker} has the topics; there are {', '.join(sorted(brokers))}",
+                    )
+                if (topic, broker, queue_id) not in there:
+                    of = "" if broker is None else f" on {broker}"
+                    raise WrongOption(FORMAT, 0, key, f"no queue {queue_id} of topic {topic}{of} may be read")
+
+    def _check_reached(self, queue: SourceQueue, span: Span, begin: int) -> None:
+        """Raises WrongOption for a starting offset that its queue has not reached."""
+        if begin > span.high and self._options.fail_on_data_loss:
+            raise WrongOption(
+                FORMAT,
+                0,
+                "startingOffsets",
+                f"{begin} of topic {queue.topic} queue {queue.queue_id} on {queue.broker_name}, which ends at"
+                f" {span.high}; failOnDataLoss=false goes on without it",
+            )
+
     def _still_there(self, queue: SourceQueue, span: Span, begin: int, end: int) -> int:
         """`begin`, or the first offset that the queue holds if the user accepts data loss."""
         if begin >= end or (span.low <= begin and end <= span.high):
@@ -158,7 +199,7 @@ class _Reading:
         logger.warning("%s", lost)
         return max(begin, span.low)
 
-    def _ranges(self, wanted: Sequence[tuple[SourceQueue, int, int]]) -> list[InputPartition]:
+    def _ranges(self, wanted: Sequence[tuple[SourceQueue, int, int]]) -> list[QueueRange]:
         """One range of each queue, or several if minPartitions asks for more."""
         chosen = []
         for queue, begin, end in wanted:
@@ -168,7 +209,7 @@ class _Reading:
                 chosen.append((queue, low, high))
         total = sum(high - low for _, low, high in chosen)
         step = max(1, total // self._options.partitions_min)
-        parts: list[InputPartition] = []
+        parts: list[QueueRange] = []
         for queue, low, high in chosen:
             count = max(1, round((high - low) / step))
             places = [low + (high - low) * number // count for number in range(count + 1)]
@@ -187,7 +228,7 @@ class _Reading:
             options = self._options
             yield from QueueRangeReader(
                 self._schema,
-                self._selection,
+                partition.selection or self._selection,
                 options.name_servers,
                 options.credentials_file,
                 options.expression,
@@ -211,6 +252,24 @@ class BrokerReader(_Reading, DataSourceReader):
                 word = "begin at the latest" if bad == LATEST else "end at the earliest"
                 raise WrongOption(FORMAT, 0, key, f"a batch cannot {word}")
 
+        nowhere = Place(EARLIEST)
+        begins = (options.starting_offsets or nowhere).offsets
+        ends = (options.ending_offsets or nowhere).offsets
+        for queue, begin in (
+            begins.items() if options.starting_ms is None and options.ending_ms is None else ()
+        ):
+            end = ends.get(queue, LATEST)
+            if begin > end >= 0:
+                of = f"topic {queue[0]} queue {queue[2]}"
+                raise WrongOption(
+                    FORMAT, 0, "startingOffsets", f"{begin} of {of} lies behind its {end} in endingOffsets"
+                )
+        begin_ms, end_ms = options.starting_ms, options.ending_ms
+        if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+            raise WrongOption(
+                FORMAT, 0, "startingTimestamp", f"lies after endingTimestamp={end_ms}", str(begin_ms)
+            )
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._selection, others = self._selection.push(filters)
         return others
@@ -219,9 +278,12 @@ class BrokerReader(_Reading, DataSourceReader):
         wanted = []
         with self._admin() as admin:
             topics = self._topics(admin)
-            for queue in topics.queues():
+            queues = topics.queues()
+            self._check_named(queues)
+            for queue in queues:
                 span = topics.span(queue)
                 begin, end = self._begin(topics, queue, span, EARLIEST), self._end(topics, queue, span)
+                self._check_reached(queue, span, begin)
                 wanted.append((queue, self._still_there(queue, span, begin, end), end))
         return self._ranges(wanted)
 
@@ -246,11 +308,17 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> Tree:
         with self._admin() as admin:
             topics = self._topics(admin)
-            return tree_of(
-                (queue, self._begin(topics, queue, topics.span(queue), LATEST)) for queue in topics.queues()
-            )
+            queues = topics.queues()
+            self._check_named(queues)
+            begins = {}
+            for queue in queues:
+                span = topics.span(queue)
+                begins[queue] = self._begin(topics, queue, span, LATEST)
+                self._check_reached(queue, span, begins[queue])
+        return first_offset(self._options, tree_of(begins.items()))
 
     def latestOffset(self, start: Tree, limit: ReadLimit) -> Tree:
+        begun, start = split(start)
         spans = self._spans()
         begins = {queue: self._first(start, queue) for queue in spans}
         ends = {}
@@ -261,7 +329,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
         # A broker that is away comes back: its queues keep the offsets up to which they were read.
-        return merged(start, tree_of(ends.items()))
+        return joined(begun, merged(start, tree_of(ends.items())))
 
     @staticmethod
     def _first(start: Tree, queue: SourceQueue) -> int:
@@ -285,6 +353,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
             return {queue: topics.span(queue) for queue in topics.queues()}
 
     def partitions(self, start: Tree, end: Tree) -> Sequence[InputPartition]:
+        begun, start, end = batch_of(start, end)
         wanted = []
         with self._admin() as admin:
             topics = self._topics(admin)
@@ -299,7 +368,8 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
                 if until is not None and begin < until:
                     span = topics.span(queue)
                     wanted.append((queue, self._still_there(queue, span, begin, until), until))
-        return self._ranges(wanted)
+        selection = stored_between(as_begun(self._options, begun).starting_ms, None)
+        return [replace(part, selection=selection) for part in self._ranges(wanted)]
 
 
 SOURCE = BrokerSource

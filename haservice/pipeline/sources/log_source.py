@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -52,6 +53,7 @@ from haservice.pipeline.sources.options import (
     read_options,
 )
 from haservice.pipeline.sources.store_view import StoreView
+from haservice.pipeline.sources.stream_begin import as_begun, batch_of, first_offset, joined, split
 from haservice.pipeline.sources.stream_refusal import stream_reader
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,8 @@ RANGE_BYTES_MIN = 64 << 10
 CORE_BYTES_MIN = 16 << 20
 # How many topics are named to a user who named an unknown one.
 _NAMED_MAX = 20
-# By broker name.
-Offsets = dict[str, Offset]
+# By broker name, and how the stream began, see stream_begin.
+Offsets = dict[str, Any]
 
 
 class DataLoss(HAServiceError):
@@ -203,13 +205,16 @@ class _Stores:
         spans = []
         for name, view, begin, end in wanted:
             for segment in _unskipped(view.find_segments(), selection):
-                low, high = max(begin, segment.start), min(end, segment.end)
-                if low < high:
-                    spans.append((name, segment, low, high))
-        total = sum(high - low for _, _, low, high in spans)
+                low, limit = max(begin, segment.start), min(end, segment.end)
+                # A piece lies where it begins; in an entry its record begins behind the entry's head.
+                first = max(low, selection.physical.low - segment.head_bytes)
+                behind = min(limit, selection.physical.high + 1)
+                if first < behind:
+                    spans.append((name, segment, first, behind, limit, first == low))
+        total = sum(behind - first for _, _, first, behind, _, _ in spans)
         of_core = max(total // (os.cpu_count() or 1), CORE_BYTES_MIN)
         step = min(RANGE_BYTES, of_core, max(total // self.options.partitions_min, RANGE_BYTES_MIN))
-        return [part for span in spans for part in _cut(*span, step, selection)]
+        return [part for span in spans for part in _cut(*span, step)]
 
 
 def _check_name(key: str, topic: str, queue_id: int | None, queues: Mapping[str, set[int]]) -> None:
@@ -250,15 +255,13 @@ def _before(selection: Selection, stored_ms: int) -> bool:
 
 
 def _cut(
-    name: str, segment: LogSegment, low: int, high: int, step: int, selection: Selection
+    name: str, segment: LogSegment, first: int, behind: int, limit: int, is_edge: bool, step: int
 ) -> Iterator[SegmentRange]:
-    """Ranges of equal size; the first begins and the last ends at an edge."""
-    count = max(1, round((high - low) / step))
-    places = [low + (high - low) * number // count for number in range(count + 1)]
-    physical = selection.physical
+    """Ranges of equal size of what begins from `first` up to `behind`; the log or the segment ends at `limit`."""
+    count = max(1, round((behind - first) / step))
+    places = [first + (behind - first) * number // count for number in range(count + 1)]
     for begin, end in pairwise(places):
-        if begin <= physical.high and end + (64 << 20) > physical.low:
-            yield SegmentRange(name, segment, begin, end, high, begin == low)
+        yield SegmentRange(name, segment, begin, end, limit, is_edge and begin == first)
 
 
 @one_sentence
@@ -356,7 +359,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options = options
         self._schema = _read_schema(options, schema)
-        self._selection = Selection.of_options(options)
         self._target: dict[str, int] | None = None
 
     @cached_property
@@ -380,17 +382,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         self._stores.check_names(may_come=True)
-        return {name: mark(view, self._first(view)) for name, view in self._stores.items}
+        return first_offset(
+            self._options, {name: mark(view, self._first(view)) for name, view in self._stores.items}
+        )
 
     def _first(self, view: StoreView) -> int:
         starting = self._options.starting_offsets
         if self._options.starting_ms is None and (starting is None or starting.everywhere == LATEST):
             return view.confirmed_end()
-        wanted = [*_unskipped(view.find_segments(), self._selection)]
+        wanted = [*_unskipped(view.find_segments(), Selection.of_options(self._options))]
         return wanted[0].start if wanted else view.confirmed_end()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Raises DataLoss.  If a log was cut and the user accepts data loss, its offset goes back."""
+        begun, start = split(start)
         there = {name: self._held(view, start.get(name, view.start)) for name, view in self._stores.items}
         begins = {name: place_of(offset) for name, offset in there.items()}
         ends = dict(begins)
@@ -406,7 +411,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, view in self._stores.items:
             if ends[name] != begins[name]:
                 there[name] = mark(view, ends[name])
-        return {**start, **there}
+        return joined(begun, {**start, **there})
 
     def _held(self, view: StoreView, offset: Offset) -> Offset:
         """The same offset if the log is the one that was read; else where to go on, data loss accepted."""
@@ -446,6 +451,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Also raises DataLoss for a batch that runs again and would not have the same rows."""
+        begun, start, end = batch_of(start, end)
         views = dict(self._stores.items)
         wanted = []
         for name, until in end.items():
@@ -460,11 +466,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place_of(begin) < place_of(until):
                 low, high = (place_of(self._held(view, one)) for one in (begin, until))
                 wanted.append((name, view, low, high))
-        return self._stores.ranges(wanted, replace(self._selection))
+        selection = Selection.of_options(as_begun(self._options, begun))
+        return [replace(part, selection=selection) for part in self._stores.ranges(wanted, selection)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, SegmentRange | EntryRange):
-            yield from RangeReader(self._schema, self._options, self._selection).rows(partition)
+        if isinstance(partition, SegmentRange):
+            assert partition.selection is not None
+            yield from RangeReader(self._schema, self._options, partition.selection).rows(partition)
 
 
 def _advance(view: StoreView, begin: int, end: int, rows: int) -> tuple[int, int]:

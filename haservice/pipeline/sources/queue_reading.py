@@ -63,7 +63,10 @@ class NotReadable(HAServiceError):
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """Offsets `begin` to `end` of one queue; `addrs` are the brokers that have it, in the order to ask."""
+    """Offsets `begin` to `end` of one queue; `addrs` are the brokers that have it, in the order to ask.
+
+    `selection`: what a stream's batch wants of it.
+    """
 
     topic: str
     broker_name: str
@@ -71,6 +74,7 @@ class QueueRange(InputPartition):
     addrs: tuple[str, ...]
     begin: int
     end: int
+    selection: Selection | None = None
 
     def __str__(self) -> str:
         return f"queue {self.queue_id} of topic {self.topic} on {self.broker_name}"
