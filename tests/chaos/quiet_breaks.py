@@ -64,7 +64,7 @@ NEVER = (
     ((GROUP,), ("copy_now",)),
 )
 # A pool's threads are its own; its jobs hand on what they raise.
-_POOLS = ("remoting-work", "loop-work")
+_POOLS = ("remoting-work", "remoting-aside", "loop-work")
 # What no broker asks a broker or a nameserver; most of it are requests to clients, over connections of theirs.
 _NOT_ASKED = {
     RequestCode.SEND_MESSAGE_V2,  # fast sends are made of it
