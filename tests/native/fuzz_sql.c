@@ -64,6 +64,7 @@ static size_t properties(void) {
         "9223372036854775808", "\xc3\xa9", " 5f ", "''", "e", "2147483648"};
     used = 0;
     for (uint32_t n = below(24); n--;) put(pieces[below(sizeof pieces / sizeof *pieces)]);
+    if (below(4) == 0) put("\2a\1it"), put(below(2) ? "'" : ""); /* a literal goes on where the message ends */
     return used;
 }
 
@@ -98,7 +99,8 @@ static int play(const uint8_t *text, size_t n) {
     hs_sql_message message;
     hs_sql_fault fault;
     uint32_t end;
-    if (!hs_sql_parse(text, (uint32_t)n, below(1u << 31), read_odd, &program, &end, &fault)) {
+    const uint32_t seed = below(1u << 31); /* one for both, or no name is ever found */
+    if (!hs_sql_parse(text, (uint32_t)n, seed, read_odd, &program, &end, &fault)) {
         CHECK(fault.code > HS_SQL_NO_MEMORY || fault.code == HS_SQL_NO_MEMORY);
         CHECK(fault.position <= n && fault.start <= n && fault.bytes <= n - fault.start);
         return 0;
@@ -108,7 +110,7 @@ static int play(const uint8_t *text, size_t n) {
     for (int i = 0; i < 3; i++) {
         const size_t bytes = properties();
         uint8_t *block = exactly(bytes);
-        CHECK(hs_sql_gather(&message, block, bytes, (uint32_t)i, read_odd));
+        CHECK(hs_sql_gather(&message, block, bytes, seed, read_odd));
         const uint8_t outcome = hs_sql_outcome(&program, text, &message);
         CHECK(outcome == HS_SQL_NONE || outcome == HS_SQL_FALSE || outcome == HS_SQL_TRUE || outcome == HS_SQL_FAULT);
         CHECK(hs_sql_outcome(&program, text, &message) == outcome);

@@ -30,6 +30,8 @@ PLANTED = (
     ("sql.h", "while (end + 1 < n && !(p[end] ==", "while (!(p[end] =="),
     ("sql.h", "while (end < n && (hs_sql_is_letter", "while ((hs_sql_is_letter"),
     ("sql.h", "next = n > 1 ? p[1] : 0", "next = p[1]"),
+    ("sql_evaluate.h", "if (at == bytes || text[i]", "if (text[i]"),
+    ("sql_evaluate.h", "message->mask = slots - 1;", "message->mask = slots;"),
     ("sql_values.h", "while (i < n && hs_sql_is_digit(p[i])) i++;", "while (hs_sql_is_digit(p[i])) i++;"),
 )
 
