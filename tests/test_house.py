@@ -134,6 +134,7 @@ ECHO_AS_THEY_LIKE = {
     "haservice.devtools.bench_append",
     "haservice.devtools.bench_dispatch",
     "haservice.devtools.bench_replication",
+    "haservice.devtools.bench_sql",
 }
 
 # Calls whose first argument, if a literal, names a thread; and a method that gives pairs of name and task.

@@ -12,7 +12,7 @@ from haservice.admin.mqbroker import mqbroker
 from haservice.admin.mqnamesrv import mqnamesrv
 from haservice.admin.shutdown import mqshutdown
 from haservice.console.cli import mqconsole
-from haservice.devtools import bench_append, bench_dispatch, bench_replication, quickstart
+from haservice.devtools import bench_append, bench_dispatch, bench_replication, bench_sql, quickstart
 from haservice.devtools.scale import cli as bench_scale
 from haservice.pipeline import cli as mqpipeline
 from tests.chaos import cli as chaos
@@ -28,6 +28,7 @@ COMMANDS: dict[str, click.Command] = {
     "bench_append": bench_append.main,
     "bench_dispatch": bench_dispatch.main,
     "bench_replication": bench_replication.main,
+    "bench_sql": bench_sql.main,
     "bench_scale": bench_scale.main,
     "chaos": chaos.main,
 }
