@@ -46,7 +46,7 @@ class BlockingFace(Generic[C]):
 
     def __init__(self, make: Callable[[], C]) -> None:
         """`make` is called on the loop; its exceptions are raised here."""
-        self._thread = LoopThread("client-loop")
+        self._thread = LoopThread("client-loop", outlives_exits=True)
         self._closing = False
         self._close_lock = threading.RLock()
         try:

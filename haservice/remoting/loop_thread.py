@@ -33,11 +33,11 @@ GIVEN_UP = "given up"
 WORK_THREADS = 2
 
 
-def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
+def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event, outlives_exits: bool = False) -> None:
     """Runs `loop` until it is stopped, ends what still runs on it, and closes it.
 
-    asyncio lets SystemExit and KeyboardInterrupt of a task end the loop.  They belong to those who wait for
-    that task: the loop goes on for the others.
+    asyncio lets SystemExit and KeyboardInterrupt of a task end the loop.  A loop that `outlives_exits` goes on:
+    an application's task raised them, and they belong to who waits for that task.
     """
     asyncio.set_event_loop(loop)
     try:
@@ -46,6 +46,8 @@ def run_loop(loop: asyncio.AbstractEventLoop, stop: threading.Event) -> None:
                 loop.run_forever()
                 break
             except (SystemExit, KeyboardInterrupt) as error:
+                if not outlives_exits:
+                    raise
                 logger.error("a task of the loop raised %r, the loop goes on", error)
         while tasks := asyncio.all_tasks(loop):
             for task in tasks:
@@ -71,7 +73,9 @@ class LoopThread:
     uvloop's connections are freed when they close.  Those of asyncio wait for the collector of cycles.
     """
 
-    def __init__(self, name: str, on_failure: OnFailure | None = None) -> None:
+    def __init__(self, name: str, on_failure: OnFailure | None = None, outlives_exits: bool = False) -> None:
+        """`outlives_exits`: see run_loop()."""
+        self._outlives_exits = outlives_exits
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(WORK_THREADS, thread_name_prefix="loop-work"))
         self._service = Service(name, self, on_failure)
@@ -144,7 +148,7 @@ class LoopThread:
     # The thread's task
 
     def run(self, stop: threading.Event) -> None:
-        run_loop(self.loop, stop)
+        run_loop(self.loop, stop, self._outlives_exits)
 
     def wake(self) -> None:
         if not self.loop.is_closed():

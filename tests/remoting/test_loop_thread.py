@@ -24,7 +24,7 @@ class Interrupted(Exception):
 
 @pytest.fixture
 def loop_thread() -> Iterator[LoopThread]:
-    thread = LoopThread("test-loop")
+    thread = LoopThread("test-loop", outlives_exits=True)
     yield thread
     assert thread.close(Deadline(PATIENCE_S))
 
