@@ -760,6 +760,22 @@ def test_an_address_that_was_ours_and_is_silent_is_a_stock_masters_again(
                 assert [end.report(), end.report()] == [-1, 0]
 
 
+@patient
+def test_what_a_master_said_is_not_forgotten_when_it_stands_still(
+    a: Broker, b: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its system takes connections, and nothing comes.  Whether a failover is safe rests on what it said before."""
+    monkeypatch.setattr(slave_session, "KNOWN_S", 0.001)
+    with ScriptedMaster() as master, b.follows(master.port) as replica:
+        with master.accept() as end:
+            assert end.report() == -1
+            end.send(hello_of(a, LogSpan(0, 400)))
+            slave_hello(end)
+        with master.accept() as end:
+            assert [end.report(), end.report()] == [-1, 0]
+            assert link(replica).master_end == 400
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -288,8 +288,8 @@ class SlaveSession:
         if self.state is State.VERDICT:
             raise TimeoutError(errno.ETIMEDOUT, "the master greets, but gives no verdict")
         assert self.address is not None
-        self._ours.pop(self.address, None)
-        self.followed_end = self.master_end = -1
+        stands_still = self._ours.pop(self.address, False) is None and not self._reader.is_transfer
+        self.followed_end, self.master_end = -1, self.master_end if stands_still else -1
         self.lineage = STOCK_MASTER
         self._move(Event.NO_HELLO)
         return [*self._stand(), *self._begin(now_s)]
