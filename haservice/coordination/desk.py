@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from haservice.coordination.addresses import CoordinatorPlace, Keys
+from haservice.coordination.addresses import CoordinatorPlace, Keys, root_of
 from haservice.coordination.candidate import why_not, why_not_anew, why_restored
 from haservice.coordination.cluster import (
     EPOCH,
@@ -101,7 +101,9 @@ class OperatorDesk:
         except ValueError as error:
             raise DeskRefusal(
                 f"{self.place}, {self.cluster}/{self.name}: {error}\n"
-                "  two programs share these keys: give one of them another path, or another cluster name"
+                f"  It lies below {root_of(self.place, self.cluster, self.name)}/. If a person wrote it: delete that"
+                " key, then mqadmin check says what is left to do.\n"
+                "  If two programs share these keys: give one of them another path, or another cluster name."
             ) from None
 
     def history(self) -> list[HistoryEntry]:

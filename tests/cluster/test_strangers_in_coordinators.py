@@ -12,6 +12,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from haservice.devtools.pair import ScratchPair
+from tests.admin.asking import run
 from tests.cluster.support import Ask, MakePair, follows, numbered, read, send, send_ok
 from tests.cluster.test_auto_failover import Numbers, role_of, started
 from tests.support.coordinators import ETCD_MISSING, ZOOKEEPER_MISSING, ask_etcd, etcd, zookeeper
@@ -25,6 +26,10 @@ BROKERS = ("broker-a", "broker-a-s")
 
 def logged(pair: ScratchPair, name: str, words: str) -> int:
     return pair.processes[name].log.read_text().count(words)
+
+
+def said(*words: str) -> str:
+    return run(*words).output
 
 
 def test_a_key_of_bytes_in_etcd_stops_nobody(make_pair: MakePair, admin: Ask, tmp_path: Path) -> None:
@@ -41,6 +46,22 @@ def test_a_key_of_bytes_in_etcd_stops_nobody(make_pair: MakePair, admin: Ask, tm
         for name in BROKERS:
             wait_until(partial(logged, pair, name, "none of ours"), f"{name} tells of them")
         send_ok(pair.master_addr, numbered(0, 500))
+        master = {"key": b64encode(f"{ROOT}/master".encode()).decode()}
+        ask_etcd(server, "kv/put", {**master, "value": "/w=="})
+        words = (
+            "-n",
+            pair.namesrv_addr,
+            "-b",
+            "broker-a",
+            "--coordinator",
+            f"etcd://127.0.0.1:{server.port}",
+        )
+        wait_until(
+            lambda: f"below {ROOT}/. If a person wrote it: delete that key" in said("haList", *words),
+            "it is told",
+        )
+        ask_etcd(server, "kv/deleterange", master)
+        wait_until(numbers.try_at(pair.master_addr), "broker-a has its lease again")
         wait_until(lambda: follows(ask, pair.master_addr, pair.slave_addr), "broker-a-s has everything")
         pair.processes["broker-a"].kill()
         wait_until(numbers.try_at(pair.slave_addr), "broker-a-s takes over")
