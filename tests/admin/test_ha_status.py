@@ -358,6 +358,8 @@ def test_an_epoch_that_is_not_proven_and_a_pledge_are_told_below_the_lines() -> 
     assert [table.objects()[0][key] for key in ("pledged", "pledgedTo")] == [4000, LOST]
     (note,) = table.notes
     assert f"has pledged to {LOST}, the next master, for epoch 4000" in note
+    seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=4000, pledged_to=""))
+    assert "has pledged to the next master, for epoch 4000" in table_of([seen], NOW_MS).notes[0]
     seen = replace(slave(), lineage=lineage_of("SLAVE", pledged=3, pledged_to=LOST))
     assert table_of([seen], NOW_MS).notes == []
 

@@ -249,9 +249,10 @@ def notes_of(one: Seen) -> list[str]:
     if one.lineage.unproven:
         notes.append(f"{who} ignores a newer epoch that is claimed without proof: {one.lineage.unproven}")
     if one.lineage.pledged > one.lineage.epoch:
+        to = f"{shown_addr(one.lineage.pledged_to)}, " if one.lineage.pledged_to else ""
         notes.append(
-            f"{who} has pledged to {shown_addr(one.lineage.pledged_to)}, the next master, for epoch"
-            f" {one.lineage.pledged}: it follows no master of an older epoch."
+            f"{who} has pledged to {to}the next master, for epoch {one.lineage.pledged}: it follows no master of an"
+            " older epoch."
         )
     if one.lineage.not_copied:
         notes.append(f"{who} does not copy its master's topics, groups and offsets: {one.lineage.not_copied}")
