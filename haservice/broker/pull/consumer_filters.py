@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from commitlog.log.log import wall_clock_ms
 from haservice.broker.pull.bloom import BITS, bit_positions
-from haservice.broker.pull.native import Expression, compile_expression
+from haservice.broker.pull.native import Expression, compile_expression, sql
 from haservice.broker.pull.sql_filter import EXPRESSION_CHARS_MAX, SqlFault
 from haservice.broker.pull.tag_filter import SQL92, TAG
 from haservice.persisted_file import PersistedFile
@@ -36,14 +36,14 @@ DEAD_KEPT_MS = 24 * 3600 * 1000
 DEAD_AT_LOAD_MS = 30_000
 # More than a broker's consumers have; a peer can make up names at no cost.
 FILTERS_MAX = 20_000
-# The same in characters of all expressions: compiled, one takes 5 to 16 bytes for each; some 150 without
+# The same in characters of all expressions: compiled, one takes 5 to 16 bytes for each; up to 1,000 without
 # native code.
-FILTERS_CHARS_MAX = 1024 * 1024
+FILTERS_CHARS_MAX = 1024 * 1024 if sql is not None else 128 * 1024
 # What so many filters take in the file; a larger one was written by a version without these bounds.
 FILE_BYTES_MAX = 64 * 1024 * 1024
 # So many characters of compiled expressions are kept for those who ask with the same text again, or those that were
 # compiled last.
-KEPT_CHARS_MAX = 64 * 1024
+KEPT_CHARS_MAX = 64 * 1024 if sql is not None else 16 * 1024
 # To compile so many characters takes less than to hand them to a work thread and back would delay others.
 SHORT_CHARS = 256
 
