@@ -83,6 +83,22 @@ class Dated(NamedTuple):
     """Of a file of roots: the same certificates, in any order, have the same.  Else "", as if it cannot be told."""
 
 
+def files_of(*named: tuple[str, Path | None]) -> list[CertificateFile]:
+    """Those of the keys whose paths are set; a key that ends with trustCertPath names roots."""
+    return [
+        CertificateFile(key, path, roots=key.lower().endswith("trustcertpath"))
+        for key, path in named
+        if path is not None
+    ]
+
+
+def check_pair(names: tuple[str, str], cert: Path | None, key: Path | None, source: str) -> None:
+    """`names` are the keys that set the two paths.  Raises ConfigError if only one of them is set."""
+    if (cert is None) is not (key is None):
+        missing = names[0] if cert is None else names[1]
+        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+
+
 def not_valid_now(
     files: Iterable[CertificateFile], found: Mapping[str, Dated], source: str
 ) -> list[ConfigError]:

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from haservice.certificates import CertificateFile, RenewedCertificates, load_chain, load_roots
+from haservice.certificates import RenewedCertificates, check_pair, files_of, load_chain, load_roots
 from haservice.configuration.security_settings import ClientAuth, TlsConfig, TlsMode
 from haservice.errors import ConfigError
 
@@ -47,7 +47,7 @@ class ServerTls:
         self._source = source
         self._asks_clients = config.client_auth is not ClientAuth.none and config.auth_client
         trust = config.server_trust if self._asks_clients else None
-        files = _files(("tls.server.certPath", config.server_cert), ("tls.server.trustCertPath", trust))
+        files = files_of(("tls.server.certPath", config.server_cert), ("tls.server.trustCertPath", trust))
         self.renewed = RenewedCertificates("certificate", files, config.server_key, self._build, source)
         self.poll = self.renewed.poll
 
@@ -79,9 +79,7 @@ def server_tls(config: TlsConfig, source: str = "") -> ServerTls | None:
     """None when the ports take plain connections only.  Raises ConfigError naming the key."""
     if config.mode is TlsMode.disabled:
         return None
-    if (config.server_cert is None) is not (config.server_key is None):
-        missing = "tls.server.certPath" if config.server_cert is None else "tls.server.keyPath"
-        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+    check_pair(("tls.server.certPath", "tls.server.keyPath"), config.server_cert, config.server_key, source)
     if config.server_cert is None and not config.test_mode:
         if config.mode is TlsMode.enforcing:
             raise ConfigError(
@@ -110,7 +108,7 @@ class ClientTls:
     def __init__(self, config: TlsConfig, source: str = "") -> None:
         """Raises ConfigError, which names the key at fault."""
         trust = config.client_trust if config.auth_server else None
-        files = _files(("tls.client.trustCertPath", trust), ("tls.client.certPath", config.client_cert))
+        files = files_of(("tls.client.trustCertPath", trust), ("tls.client.certPath", config.client_cert))
         self.renewed = RenewedCertificates(
             "certificate of calls", files, config.client_key, lambda: _client_context(config, source), source
         )
@@ -142,9 +140,7 @@ def _client_context(config: TlsConfig, source: str) -> ssl.SSLContext:
         load_roots(context, ssl.Purpose.SERVER_AUTH, "tls.client.trustCertPath", config.client_trust, source)
     else:
         context.verify_mode = ssl.CERT_NONE
-    if (config.client_cert is None) is not (config.client_key is None):
-        missing = "tls.client.certPath" if config.client_cert is None else "tls.client.keyPath"
-        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
+    check_pair(("tls.client.certPath", "tls.client.keyPath"), config.client_cert, config.client_key, source)
     if config.client_cert is not None and config.client_key is not None:
         load_chain(
             context,
@@ -155,14 +151,6 @@ def _client_context(config: TlsConfig, source: str) -> ssl.SSLContext:
             source,
         )
     return context
-
-
-def _files(*named: tuple[str, Path | None]) -> list[CertificateFile]:
-    return [
-        CertificateFile(key, path, roots=key.endswith("trustCertPath"))
-        for key, path in named
-        if path is not None
-    ]
 
 
 def self_signed(directory: Path) -> tuple[Path, Path]:

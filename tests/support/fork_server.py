@@ -11,6 +11,7 @@ another network than the server is started in the plain way, and so is a broker 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -176,8 +177,6 @@ def serve() -> None:
     for module in MODULES:
         importlib.import_module(module)
     assert threading.active_count() == 1, threading.enumerate()
-    import gc
-
     gc.collect()
     gc.freeze()
     command = _Server(door, alive).run()

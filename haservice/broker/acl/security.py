@@ -22,10 +22,16 @@ from haservice.access.credentials import OwnKeys
 from haservice.access.files import AclFiles, rules_files
 from haservice.access.guard import AclGuard
 from haservice.broker.acl.rights import check
-from haservice.certificates import CertificateFile, RenewedCertificates, Validity, load_chain, load_roots
+from haservice.certificates import (
+    RenewedCertificates,
+    Validity,
+    check_pair,
+    files_of,
+    load_chain,
+    load_roots,
+)
 from haservice.configuration.coordinator_settings import CoordinatorConfig, place_of
 from haservice.configuration.settings import NodeConfig
-from haservice.errors import ConfigError
 from haservice.remoting.client import BlockingClient
 from haservice.remoting.tls import ClientTls, ServerTls, renewed_client_tls, server_tls
 from haservice.replication.wire.secure import SecureDoors, secure_doors
@@ -107,11 +113,8 @@ def _coordinator_certificates(
     if not config.is_set or not place_of(str(config.address)).is_tls:
         return None
     names = ("haCoordinatorTrustCertPath", "haCoordinatorCertPath", "haCoordinatorKeyPath")
-    if (certificate is None) is not (key is None):
-        missing = names[1] if certificate is None else names[2]
-        raise ConfigError(source, 0, missing, "certificate and key go together, this one is missing")
-    files = [] if certificate is None else [CertificateFile(names[1], certificate)]
-    files += [] if trust is None else [CertificateFile(names[0], trust, roots=True)]
+    check_pair(names[1:], certificate, key, source)
+    files = files_of((names[0], trust), (names[1], certificate))
 
     def make() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
