@@ -125,7 +125,10 @@ ADVICE: dict[str, dict[str, str]] = {
     },
     "coordination/candidate.py": {"resume -b VALUE": "failover is paused"},
     "coordination/decision.py": {"failover -b VALUE": "the coordinator was emptied or restored"},
-    "coordination/desk.py": {"haList -b VALUE": "a change of roles, or a new epoch, came in between"},
+    "coordination/desk.py": {
+        "check": "a key that cannot be read: cluster/test_strangers_in_coordinators.py deletes it, and all is well",
+        "haList -b VALUE": "a change of roles, or a new epoch, came in between",
+    },
     "coordination/successor.py": {"resume": "hint: nobody could take over, for failover is paused"},
     "replication/lineage/epochs.py": {"failover": "hint: a slave of another master of the same epoch"},
     "replication/wire/greeting.py": {
